@@ -1,0 +1,64 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up what it needs in .venv; a second call is quick.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+# constraints.txt is made for Python 3.11 (newer ones work too, where wheels exist). The first that has venv and pip is taken.
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# One thread for each process: a job has seven of them, and a test that needs more says so itself.
+TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+PYTEST = $(TEST_ENV) $(VENV)/bin/python -m pytest
+# pytest options, such as ARGS='tests/bus -x'
+ARGS ?=
+RECIPE ?= grpo-arithmetic
+
+.PHONY: help demo test lint heavy bench clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name text; do \
+		printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+demo: $(VENV)/.stamp-train  ## Set up, then train a small model on arithmetic with GRPO (CPU, minutes); RECIPE=NAME for another
+	$(VENV)/bin/cosmos-actor up $(RECIPE) $(ARGS)
+
+test: $(VENV)/.stamp-dev lint  ## Set up, then lint, types and the default suite (CPU, under 10 minutes)
+	$(PYTEST) $(ARGS)
+
+lint: $(VENV)/.stamp-dev  ## ruff everywhere, mypy --strict on bus/
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+heavy: $(VENV)/.stamp-dev  ## The suites with real components: CPython 3.8, the installed wheel, kill -9 of everything
+	$(PYTEST) -m '(slow or heavy) and not gpu' $(ARGS)
+
+bench: $(VENV)/.stamp-dev  ## Bus and bulk plane against raw pyzmq, memcpy and (where installed) Ray
+	for script in benchmarks/bus.py benchmarks/bulk.py; do echo "== $$script"; $(VENV)/bin/python $$script; done
+
+clean:  ## Remove the virtual environment and everything built (not runs/)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer with venv and pip is needed (Debian: apt-get install python3-venv);" \
+		"name one with make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# setuptools comes first and pinned: the project is built with it, not with whatever an isolated build would download.
+$(VENV)/.stamp-build: $(VENV)/bin/python constraints.txt
+	$(PIP_INSTALL) setuptools
+	touch $@
+
+$(VENV)/.stamp-train: $(VENV)/.stamp-build pyproject.toml
+	@echo "installing cosmos-actor[train] into $(VENV) (about 1.5 GB, minutes the first time)"
+	$(PIP_INSTALL) --no-build-isolation -e '.[train]'
+	touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-build pyproject.toml
+	@echo "installing cosmos-actor[dev] into $(VENV) (about 2 GB, minutes the first time)"
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev]'
+	touch $@ $(VENV)/.stamp-train

@@ -1,0 +1,197 @@
+"""The sections of a recipe's settings, one class a section. Policy and sampling come from their owners.
+
+Units: seconds (`_s`), bytes (`_bytes`), steps, tokens, groups (one prompt with its samples). Importable without torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from cosmos_actor.actors.settings import Settings, setting
+
+MEBIBYTE = 1 << 20
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PlainValue = bool | int | float | str
+
+
+class ProcessSettings(Settings):
+    """What every role may say about the processes that play it."""
+
+    python: str | None = setting(
+        None, "path; a role with its own dependencies (a simulator, an engine) names its own interpreter, "
+        "unset = the one that runs `up`", resumable=True)
+    threads: PositiveInt | None = setting(
+        None, "compute threads; unset = run.torch_threads", unit="threads")
+    env: dict[str, str] = setting(
+        {}, "environment added for these processes, for libraries that are steered only that way", resumable=True)
+
+
+class RunSection(Settings):
+    """The job as a whole."""
+
+    name: str = setting("", "what the run is called; names the default run directory", pattern=r"^[A-Za-z0-9._-]*$")
+    loop: str = setting(
+        "grpo", "the recipe's loop: a module of cosmos_actor.recipes, or package.module:function of one's own",
+        pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$")
+    seed: NonNegativeInt = setting(0, "every random stream of the run is derived from it")
+    steps: PositiveInt = setting(100, "policy updates after the SFT phase", unit="steps", resumable=True)
+    run_dir: str = setting(
+        "", "path; where everything of the run is written, empty = runs/<name>-<n>", resumable=True)
+    max_staleness: NonNegativeInt = setting(
+        0, "weight version at training minus version at dispatch never exceeds it; 0 = generate, then train; "
+        "more overlaps the two at the price of older samples", unit="steps")
+    checkpoint_every: PositiveInt = setting(
+        25, "a killed policy or controller loses at most so much work", unit="steps", resumable=True)
+    keep_last: PositiveInt = setting(2, "older checkpoints are deleted to bound the disk", unit="checkpoints",
+                                     resumable=True)
+    torch_threads: PositiveInt = setting(
+        1, "fixed, because the number of threads changes the order of sums and so the last bits of a loss",
+        unit="threads")
+    deadline_s: PositiveFloat = setting(
+        300.0, "the longest the loop waits for any one answer before it stops and names whom it waited for",
+        unit="s", resumable=True)
+    eval_every: NonNegativeInt = setting(
+        0, "greedy accuracy on held-out problems every so many steps and at both ends; 0 = never", unit="steps")
+    grouping: Literal["per_role", "single"] = setting(
+        "per_role", "which roles share a process: every actor its own, or all in one")
+    placement: Literal["colocated", "disaggregated"] = setting(
+        "colocated", "which roles share devices: rollout on the policy's devices, or on its own")
+
+
+class ArithmeticProblems(Settings):
+    """Additions and subtractions, generated and verifiable."""
+
+    largest: PositiveInt = setting(9, "largest operand; with a small model it sets how hard the task is")
+    operations: Literal["+", "-", "+-"] = setting("+", "operators to draw from")
+
+
+class ReasoningGymProblems(Settings):
+    """A data set of the package reasoning-gym, which also scores the answers."""
+
+    dataset: str = setting("chain_sum", "name of a reasoning-gym data set")
+    config: dict[str, PlainValue] = setting({}, "passed to the data set; its own names and units")
+    instruction: str = setting(
+        "Answer with the number only.", "added to each question, so that the score reads the model's answer format")
+
+
+class DataSection(ProcessSettings):
+    """Where the problems come from."""
+
+    task: Literal["arithmetic", "reasoning_gym"] = setting("arithmetic", "which of the tables below makes the problems")
+    prompts_per_step: PositiveInt = setting(
+        32, "prompts a step; more make the gradient steadier and the step longer", unit="groups")
+    eval_problems: PositiveInt = setting(200, "held-out problems of one evaluation", unit="problems")
+    arithmetic: ArithmeticProblems = setting(ArithmeticProblems, "used when data.task = \"arithmetic\"")
+    reasoning_gym: ReasoningGymProblems = setting(ReasoningGymProblems, "used when data.task = \"reasoning_gym\"")
+
+
+class RolloutProcesses(ProcessSettings):
+    """How many actors generate, and in what portions."""
+
+    count: NonNegativeInt = setting(
+        1, "actors that the supervisor starts on this host; 0 = all of them join by `start`", unit="actors")
+    min_actors: PositiveInt = setting(
+        1, "the loop begins when so many are there, local or joined; fewer than that for run.deadline_s ends the job",
+        unit="actors", resumable=True)
+    samples_per_prompt: Annotated[int, Field(ge=2)] = setting(
+        16, "samples of one prompt; the advantage compares them with each other, so one alone teaches nothing",
+        unit="samples")
+    chunk_prompts: PositiveInt = setting(
+        8, "prompts in one work item, which is one fixed batch: part of the numbers, whoever computes it; "
+        "smaller spreads better over actors, larger batches better", unit="groups")
+
+
+class RewardSection(ProcessSettings):
+    """Who scores."""
+
+    count: PositiveInt = setting(1, "actors", unit="actors")
+    deadline_s: PositiveFloat = setting(
+        30.0, "a grader that has not answered by then is a typed error, never a score of 0", unit="s", resumable=True)
+
+
+class ReplayBufferSection(ProcessSettings):
+    """The store of experience between generation and training."""
+
+    budget_bytes: PositiveInt = setting(
+        256 * MEBIBYTE, "past it `put` waits: a buffer without a bound hides a policy that can not keep up",
+        unit="bytes", resumable=True)
+
+
+class ReferenceSection(ProcessSettings):
+    """The frozen model the KL term compares with; started only when policy.kl_coef > 0."""
+
+    count: NonNegativeInt = setting(1, "actors", unit="actors")
+
+
+class WeightsSection(Settings):
+    """Passing versions from the policy to the rollout actors."""
+
+    keep: PositiveInt = setting(
+        2, "published versions kept; with 1 a pull that began just before a publish fails and begins again",
+        unit="versions", resumable=True)
+    deadline_s: PositiveFloat = setting(
+        60.0, "the longest one pull may take before the actor counts as lost", unit="s", resumable=True)
+
+
+class BusSection(Settings):
+    """The control plane."""
+
+    host: str = setting("127.0.0.1", "address to listen at; another than loopback lets actors of other hosts in "
+                        "(CURVE keys are asked for everywhere)", resumable=True)
+    port: Annotated[int, Field(ge=0, le=65535)] = setting(
+        0, "port of the head; 0 = any free one, announced in the run directory", resumable=True)
+    max_message_bytes: PositiveInt = setting(
+        16 * MEBIBYTE, "a larger message is refused at its sender, before it costs the link", unit="bytes",
+        resumable=True)
+    credit_messages: PositiveInt = setting(
+        256, "work messages a peer may have on the way; bounds memory when a consumer stands still", unit="messages",
+        resumable=True)
+    credit_bytes: PositiveInt = setting(
+        64 * MEBIBYTE, "the same bound in bytes", unit="bytes", resumable=True)
+    heartbeat_s: PositiveFloat = setting(
+        1.0, "interval of the working loop's own heartbeat", unit="s", resumable=True)
+    lost_after_s: PositiveFloat = setting(
+        10.0, "silence after which a peer counts as lost and its work goes to another", unit="s", resumable=True)
+
+
+class BulkSection(Settings):
+    """Arrays by reference."""
+
+    threshold_bytes: NonNegativeInt = setting(
+        64 << 10, "smaller arrays travel inside the message, where one copy costs less than a reference",
+        unit="bytes", resumable=True)
+    budget_bytes: PositiveInt = setting(
+        512 * MEBIBYTE, "shared memory of one actor; past it a sender waits for its readers", unit="bytes",
+        resumable=True)
+    chunk_bytes: Annotated[int, Field(ge=MEBIBYTE, le=16 * MEBIBYTE)] = setting(
+        4 * MEBIBYTE, "piece of a stream between hosts; larger ones are slower, measured", unit="bytes",
+        resumable=True)
+
+
+class SupervisorSection(Settings):
+    """What happens when a process dies."""
+
+    strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = setting(
+        "one_for_one", "who is restarted with a dead actor", resumable=True)
+    intensity: NonNegativeInt = setting(
+        10, "more restarts than this within period_s end the job: something is wrong that a restart does not mend",
+        unit="restarts", resumable=True)
+    period_s: PositiveFloat = setting(120.0, "window in which restarts are counted", unit="s", resumable=True)
+    backoff_s: PositiveFloat = setting(
+        0.2, "pause before the first restart of an actor; doubled each time", unit="s", resumable=True)
+    backoff_max_s: PositiveFloat = setting(10.0, "longest pause before a restart", unit="s", resumable=True)
+    start_s: PositiveFloat = setting(
+        120.0, "an actor that has not said it is ready by then is killed and counted as failed", unit="s",
+        resumable=True)
+    shutdown_s: PositiveFloat = setting(
+        5.0, "time between SIGTERM and SIGKILL", unit="s", resumable=True)
+    stuck_s: PositiveFloat = setting(
+        60.0, "an actor whose working loop gives no heartbeat for so long is killed", unit="s", resumable=True)
+
+
+def field_notes(field: Any) -> tuple[str, bool]:
+    """(unit, may a resumed run change it) of a field; fields of other owners may have said neither."""
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    return str(extra.get("unit", "")), bool(extra.get("resumable", False))

@@ -141,7 +141,7 @@ class TrajectoryGroup:
         if keep.shape != (self.samples,) or keep.dtype != np.bool_:
             raise MalformedGroup(self.group_id, f"a mask is [{self.samples}] bool, not {list(keep.shape)} {keep.dtype}")
         tokens = np.repeat(keep, self.lengths)
-        parts = {name: _masked(getattr(self, name), keep) for name in PER_SAMPLE}
+        parts: Dict[str, Any] = {name: _masked(getattr(self, name), keep) for name in PER_SAMPLE}
         parts.update({name: _masked(getattr(self, name), tokens) for name in PER_TOKEN})
         parts["indices"] = self._indices()[keep]
         parts["texts"] = [text for text, kept in zip(self.texts, keep.tolist()) if kept]

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from cosmos_actor.actors.roles.sampling import SamplingSettings
 from cosmos_actor.actors.settings import Settings, setting
+from cosmos_actor.trainer.settings import TrainerSettings
 
 MEBIBYTE = 1 << 20
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -22,10 +24,19 @@ class ProcessSettings(Settings):
     python: str | None = setting(
         None, "path; a role with its own dependencies (a simulator, an engine) names its own interpreter, "
         "unset = the one that runs `up`", resumable=True)
-    threads: PositiveInt | None = setting(
-        None, "compute threads; unset = run.torch_threads", unit="threads")
+    threads: PositiveInt = setting(
+        1, "compute threads; fixed, because their number changes the order of sums and so the last bits of a loss",
+        unit="threads")
     env: dict[str, str] = setting(
         {}, "environment added for these processes, for libraries that are steered only that way", resumable=True)
+
+
+class ComputeSettings(ProcessSettings):
+    """What a role that runs a model may say on top."""
+
+    device: str = setting("auto", "cpu, cuda, or auto for a GPU where there is one", pattern="^(auto|cpu|cuda)$")
+    devices: tuple[NonNegativeInt, ...] = setting(
+        (), "GPU numbers of this host for this role; empty = given out by run.placement", strict=False)
 
 
 class RunSection(Settings):
@@ -46,9 +57,6 @@ class RunSection(Settings):
         25, "a killed policy or controller loses at most so much work", unit="steps", resumable=True)
     keep_last: PositiveInt = setting(2, "older checkpoints are deleted to bound the disk", unit="checkpoints",
                                      resumable=True)
-    torch_threads: PositiveInt = setting(
-        1, "fixed, because the number of threads changes the order of sums and so the last bits of a loss",
-        unit="threads")
     deadline_s: PositiveFloat = setting(
         300.0, "the longest the loop waits for any one answer before it stops and names whom it waited for",
         unit="s", resumable=True)
@@ -61,10 +69,9 @@ class RunSection(Settings):
 
 
 class ArithmeticProblems(Settings):
-    """Additions and subtractions, generated and verifiable."""
+    """Sums of two numbers, generated and verifiable."""
 
-    largest: PositiveInt = setting(9, "largest operand; with a small model it sets how hard the task is")
-    operations: Literal["+", "-", "+-"] = setting("+", "operators to draw from")
+    largest: PositiveInt = setting(19, "largest operand; with a small model it sets how hard the task is")
 
 
 class ReasoningGymProblems(Settings):
@@ -79,7 +86,9 @@ class ReasoningGymProblems(Settings):
 class DataSection(ProcessSettings):
     """Where the problems come from."""
 
-    task: Literal["arithmetic", "reasoning_gym"] = setting("arithmetic", "which of the tables below makes the problems")
+    task: str = setting(
+        "arithmetic", "who makes and judges the problems: arithmetic, reasoning_gym, or package.module:function of "
+        "one's own", pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$")
     prompts_per_step: PositiveInt = setting(
         32, "prompts a step; more make the gradient steadier and the step longer", unit="groups")
     eval_problems: PositiveInt = setting(200, "held-out problems of one evaluation", unit="problems")
@@ -87,7 +96,7 @@ class DataSection(ProcessSettings):
     reasoning_gym: ReasoningGymProblems = setting(ReasoningGymProblems, "used when data.task = \"reasoning_gym\"")
 
 
-class RolloutProcesses(ProcessSettings):
+class RolloutProcesses(ComputeSettings):
     """How many actors generate, and in what portions."""
 
     count: NonNegativeInt = setting(
@@ -101,6 +110,18 @@ class RolloutProcesses(ProcessSettings):
     chunk_prompts: PositiveInt = setting(
         8, "prompts in one work item, which is one fixed batch: part of the numbers, whoever computes it; "
         "smaller spreads better over actors, larger batches better", unit="groups")
+
+
+class RolloutSection(RolloutProcesses, SamplingSettings):
+    """Who generates, and how tokens are sampled."""
+
+
+class PolicySection(TrainerSettings, ComputeSettings):
+    """The model that is trained, and how."""
+
+    sft_steps: NonNegativeInt = setting(
+        0, "supervised updates before the first reward, for a model that knows nothing yet", unit="steps")
+    sft_batch: PositiveInt = setting(64, "demonstrations of one supervised update", unit="demonstrations")
 
 
 class RewardSection(ProcessSettings):
@@ -119,8 +140,8 @@ class ReplayBufferSection(ProcessSettings):
         unit="bytes", resumable=True)
 
 
-class ReferenceSection(ProcessSettings):
-    """The frozen model the KL term compares with; started only when policy.kl_coef > 0."""
+class ReferenceSection(ComputeSettings):
+    """The frozen model the KL term compares with; started only when policy.grpo.kl_coefficient > 0."""
 
     count: NonNegativeInt = setting(1, "actors", unit="actors")
 

@@ -1,0 +1,62 @@
+"""A settings section made from a dataclass that another part owns.
+
+`bus/` runs on Python 3.8 without pydantic, so its settings are dataclasses. A section made here has the same fields,
+defaults, reasons and refusals as the dataclass, written down once, at the owner.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from typing import Any, get_type_hints
+
+from pydantic import create_model, model_validator
+
+from cosmos_actor.actors.settings import Settings, setting
+
+UNITS = {"_bytes": "bytes", "_s": "s", "_messages": "messages", "_chunks": "chunks"}
+
+
+def section_of_dataclass(owner: type, name: str, *, base: type[Settings] = Settings) -> type[Settings]:
+    """A frozen section with the fields of `owner`; values that the dataclass refuses are refused with its own words."""
+    reasons, types = field_docstrings(owner), get_type_hints(owner)
+    declared: dict[str, Any] = {
+        field.name: (types[field.name], setting(field.default, reasons.get(field.name, ""), unit=unit_of(field.name),
+                                                resumable=True))
+        for field in dataclasses.fields(owner)
+    }
+
+    def refused_by_the_owner(section: Settings) -> Settings:
+        try:
+            as_dataclass(section, owner)
+        except Exception as error:  # the owner's own error type; pydantic carries only ValueError
+            raise ValueError(str(error)) from error
+        return section
+
+    validator: Any = model_validator(mode="after")(refused_by_the_owner)
+    return create_model(name, __base__=base, __doc__=owner.__doc__, __validators__={"owner": validator}, **declared)
+
+
+def as_dataclass(section: Settings, owner: type) -> Any:
+    """The section's values as the owner's own object."""
+    return owner(**{field.name: getattr(section, field.name) for field in dataclasses.fields(owner)})
+
+
+def field_docstrings(owner: type) -> dict[str, str]:
+    """Field name -> the string literal written under it."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    reasons: dict[str, str] = {}
+    for statement, following in zip(tree.body, tree.body[1:], strict=False):
+        text = following.value if isinstance(following, ast.Expr) else None
+        if (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+                and isinstance(text, ast.Constant) and isinstance(text.value, str)):
+            reasons[statement.target.id] = " ".join(text.value.split())
+    return reasons
+
+
+def unit_of(name: str) -> str:
+    """The unit a field's name ends with, or nothing."""
+    return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")

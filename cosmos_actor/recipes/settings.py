@@ -1,0 +1,117 @@
+"""The whole tree of a recipe's settings: one frozen object that every process of a run is made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import model_validator
+from pydantic.fields import FieldInfo
+
+from cosmos_actor.actors.settings import Settings, setting
+from cosmos_actor.recipes.sections import (
+    BulkSection,
+    BusSection,
+    DataSection,
+    PolicySection,
+    ReferenceSection,
+    ReplayBufferSection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    SupervisorSection,
+    WeightsSection,
+    field_notes,
+)
+
+
+class RunSettings(Settings):
+    """Everything that decides a run. Two equal objects give the same numbers on the same machine."""
+
+    run: RunSection = setting(RunSection, "the job as a whole")
+    data: DataSection = setting(DataSection, "where the problems come from")
+    rollout: RolloutSection = setting(RolloutSection, "who generates, and how tokens are sampled")
+    reward: RewardSection = setting(RewardSection, "who scores")
+    replay_buffer: ReplayBufferSection = setting(ReplayBufferSection, "the store between generation and training")
+    reference: ReferenceSection = setting(ReferenceSection, "the frozen model of the KL term")
+    policy: PolicySection = setting(PolicySection, "the model that is trained, and how")
+    weights: WeightsSection = setting(WeightsSection, "passing versions from policy to rollout")
+    bus: BusSection = setting(BusSection, "the control plane")
+    bulk: BulkSection = setting(BulkSection, "arrays by reference")
+    supervisor: SupervisorSection = setting(SupervisorSection, "what happens when a process dies")
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> RunSettings:
+        for line in disagreements(self):
+            raise ValueError(line)
+        return self
+
+    @property
+    def reference_count(self) -> int:
+        """Reference actors to start: none while the KL term is off."""
+        return self.reference.count if self.policy.grpo.kl_coefficient > 0 else 0
+
+
+def disagreements(settings: RunSettings) -> Iterator[str]:
+    """One line for each pair of settings that can not go together, naming both."""
+    kl = settings.policy.grpo.kl_coefficient
+    if kl > 0 and settings.reference.count == 0:
+        yield f"policy.grpo.kl_coefficient = {kl} needs reference.count >= 1, or 0 to do without a reference"
+    if settings.bulk.chunk_bytes > settings.bulk.budget_bytes:
+        yield (f"bulk.chunk_bytes = {settings.bulk.chunk_bytes} does not fit into "
+               f"bulk.budget_bytes = {settings.bulk.budget_bytes}")
+    if settings.supervisor.backoff_s > settings.supervisor.backoff_max_s:
+        yield (f"supervisor.backoff_s = {settings.supervisor.backoff_s} is over "
+               f"supervisor.backoff_max_s = {settings.supervisor.backoff_max_s}")
+
+
+def section_of(field: FieldInfo) -> type[Settings] | None:
+    """The settings class behind a field, or None for a plain value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
+
+
+def is_free_table(field: FieldInfo) -> bool:
+    """True for a table whose keys are somebody else's (environment variables, a data set's own settings)."""
+    return getattr(field.annotation, "__origin__", None) is dict
+
+
+def accepts_text(field: FieldInfo) -> bool:
+    return field.annotation is str or str in get_args(field.annotation)
+
+
+def fields(model: type[Settings] = RunSettings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """(dotted path, field) of every value, in the order of declaration; sections themselves are not listed."""
+    for name, field in model.model_fields.items():
+        section = section_of(field)
+        if section is None:
+            yield prefix + name, field
+        else:
+            yield from fields(section, f"{prefix}{name}.")
+
+
+def values(settings: Settings) -> Mapping[str, Any]:
+    """Dotted path -> value of every field."""
+    flat: dict[str, Any] = {}
+    for path, _ in fields(type(settings)):
+        value: Any = settings
+        for name in path.split("."):
+            value = getattr(value, name)
+        flat[path] = value
+    return flat
+
+
+def digest(settings: RunSettings) -> str:
+    """Hex SHA-256 of everything but `run.run_dir`: a run that is moved keeps its digest."""
+    tree = settings.model_dump(mode="json")
+    del tree["run"]["run_dir"]
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def fixed_differences(recorded: RunSettings, asked: RunSettings) -> list[str]:
+    """Settings that differ and that a resumed run may not change, as `path: recorded -> asked`."""
+    old, new = values(recorded), values(asked)
+    return [f"{path}: {old[path]!r} -> {new[path]!r}" for path, field in fields()
+            if old[path] != new[path] and not field_notes(field)[1]]

@@ -8,7 +8,7 @@ VENV ?= .venv
 # constraints.txt is made for Python 3.11 (newer ones work too, where wheels exist). The first that has venv and pip is taken.
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
-PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 # One thread for each process: a job has seven of them, and a test that needs more says so itself.
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1

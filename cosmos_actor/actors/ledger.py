@@ -153,6 +153,12 @@ class Ledger:
             highest = found.fetchone()[0]
         return 0 if highest is None else int(highest) + 1
 
+    def buffered_ids(self) -> list[Key]:
+        """What is buffered now, in the order of the keys: what a checkpoint keeps for `roll_back`."""
+        with self._lock:
+            found = self._database.execute("SELECT id, attempt FROM trajectories WHERE status = 'buffered'")
+            return [(row[0], row[1]) for row in found]
+
     def history(self, trajectory_id: str) -> list[dict[str, Any]]:
         """The rows of one id, one an attempt, oldest first."""
         query = "SELECT * FROM trajectories WHERE id = ? ORDER BY attempt"

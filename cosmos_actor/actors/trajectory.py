@@ -147,6 +147,11 @@ class TrajectoryGroup:
         parts["texts"] = [text for text, kept in zip(self.texts, keep.tolist()) if kept]
         return replace(self, version_min=None, version_max=None, **parts)
 
+    def copy(self) -> TrajectoryGroup:
+        """The same in memory of its own: views over received frames end with their message."""
+        arrays = {name: value.copy() for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, **arrays)
+
     def with_field(self, name: str, value: Any, writer: str) -> TrajectoryGroup:
         """This group with `rewards` [G], `reference_logprobs` [N] or `values` [N] added, as float32.
 

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
+from cosmos_actor.actors.restart_policy import RestartLimits
 from cosmos_actor.actors.roles.sampling import SamplingSettings
 from cosmos_actor.actors.settings import Settings, setting
+from cosmos_actor.bus.bulk.settings import BulkSettings
+from cosmos_actor.bus.limits import Limits
+from cosmos_actor.recipes.mirror import as_dataclass, section_of_dataclass
 from cosmos_actor.trainer.settings import TrainerSettings
 
 MEBIBYTE = 1 << 20
 NonNegativeInt = Annotated[int, Field(ge=0)]
+Device = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 PlainValue = bool | int | float | str
 
 
@@ -35,8 +40,9 @@ class ComputeSettings(ProcessSettings):
     """What a role that runs a model may say on top."""
 
     device: str = setting("auto", "cpu, cuda, or auto for a GPU where there is one", pattern="^(auto|cpu|cuda)$")
-    devices: tuple[NonNegativeInt, ...] = setting(
-        (), "GPU numbers of this host for this role; empty = given out by run.placement", strict=False)
+    devices: tuple[Device, ...] = setting(
+        (), "GPUs of this host for this role, as CUDA_VISIBLE_DEVICES names them; empty = given out by run.placement",
+        strict=False)
 
 
 class RunSection(Settings):
@@ -156,43 +162,24 @@ class WeightsSection(Settings):
         60.0, "the longest one pull may take before the actor counts as lost", unit="s", resumable=True)
 
 
-class BusSection(Settings):
-    """The control plane."""
+class _Listening(Settings):
+    """The control plane: where the head listens, and every number of the bus."""
 
     host: str = setting("127.0.0.1", "address to listen at; another than loopback lets actors of other hosts in "
                         "(CURVE keys are asked for everywhere)", resumable=True)
     port: Annotated[int, Field(ge=0, le=65535)] = setting(
         0, "port of the head; 0 = any free one, announced in the run directory", resumable=True)
-    max_message_bytes: PositiveInt = setting(
-        16 * MEBIBYTE, "a larger message is refused at its sender, before it costs the link", unit="bytes",
-        resumable=True)
-    credit_messages: PositiveInt = setting(
-        256, "work messages a peer may have on the way; bounds memory when a consumer stands still", unit="messages",
-        resumable=True)
-    credit_bytes: PositiveInt = setting(
-        64 * MEBIBYTE, "the same bound in bytes", unit="bytes", resumable=True)
-    heartbeat_s: PositiveFloat = setting(
-        1.0, "interval of the working loop's own heartbeat", unit="s", resumable=True)
-    lost_after_s: PositiveFloat = setting(
-        10.0, "silence after which a peer counts as lost and its work goes to another", unit="s", resumable=True)
 
 
-class BulkSection(Settings):
-    """Arrays by reference."""
+BusSection = section_of_dataclass(
+    Limits, "BusSection", base=_Listening, left_out=frozenset({"bulk_threshold_bytes"}))  # it is bulk.threshold_bytes
 
-    threshold_bytes: NonNegativeInt = setting(
-        64 << 10, "smaller arrays travel inside the message, where one copy costs less than a reference",
-        unit="bytes", resumable=True)
-    budget_bytes: PositiveInt = setting(
-        512 * MEBIBYTE, "shared memory of one actor; past it a sender waits for its readers", unit="bytes",
-        resumable=True)
-    chunk_bytes: Annotated[int, Field(ge=MEBIBYTE, le=16 * MEBIBYTE)] = setting(
-        4 * MEBIBYTE, "piece of a stream between hosts; larger ones are slower, measured", unit="bytes",
-        resumable=True)
+
+BulkSection = section_of_dataclass(BulkSettings, "BulkSection")
 
 
 class SupervisorSection(Settings):
-    """What happens when a process dies."""
+    """What happens when a process dies. The limits have the names of actors.restart_policy.RestartLimits."""
 
     strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = setting(
         "one_for_one", "who is restarted with a dead actor", resumable=True)
@@ -200,16 +187,20 @@ class SupervisorSection(Settings):
         10, "more restarts than this within period_s end the job: something is wrong that a restart does not mend",
         unit="restarts", resumable=True)
     period_s: PositiveFloat = setting(120.0, "window in which restarts are counted", unit="s", resumable=True)
-    backoff_s: PositiveFloat = setting(
-        0.2, "pause before the first restart of an actor; doubled each time", unit="s", resumable=True)
-    backoff_max_s: PositiveFloat = setting(10.0, "longest pause before a restart", unit="s", resumable=True)
+    back_off_first_s: PositiveFloat = setting(
+        0.5, "pause before the second restart of an actor within the period; doubled each time", unit="s", resumable=True)
+    back_off_most_s: PositiveFloat = setting(
+        15.0, "longest pause, so that a person who mended the cause need not wait long", unit="s", resumable=True)
+    stop_s: PositiveFloat = setting(30.0, "whole stop of a job; whoever is left then is killed", unit="s", resumable=True)
     start_s: PositiveFloat = setting(
         120.0, "an actor that has not said it is ready by then is killed and counted as failed", unit="s",
         resumable=True)
-    shutdown_s: PositiveFloat = setting(
-        5.0, "time between SIGTERM and SIGKILL", unit="s", resumable=True)
+    shutdown_s: PositiveFloat = setting(5.0, "time between SIGTERM and SIGKILL of one actor", unit="s", resumable=True)
     stuck_s: PositiveFloat = setting(
         60.0, "an actor whose working loop gives no heartbeat for so long is killed", unit="s", resumable=True)
+
+    def limits(self) -> RestartLimits:
+        return as_dataclass(self, RestartLimits)
 
 
 def field_notes(field: Any) -> tuple[str, bool]:

@@ -11,6 +11,9 @@ from pydantic import model_validator
 from pydantic.fields import FieldInfo
 
 from cosmos_actor.actors.settings import Settings, setting
+from cosmos_actor.bus.bulk.settings import BulkSettings
+from cosmos_actor.bus.limits import Limits
+from cosmos_actor.recipes.mirror import as_dataclass
 from cosmos_actor.recipes.sections import (
     BulkSection,
     BusSection,
@@ -53,18 +56,21 @@ class RunSettings(Settings):
         """Reference actors to start: none while the KL term is off."""
         return self.reference.count if self.policy.grpo.kl_coefficient > 0 else 0
 
+    def bus_limits(self) -> Limits:
+        return as_dataclass(self.bus, Limits, bulk_threshold_bytes=self.bulk.threshold_bytes)
+
+    def bulk_settings(self) -> BulkSettings:
+        return as_dataclass(self.bulk, BulkSettings)
+
 
 def disagreements(settings: RunSettings) -> Iterator[str]:
     """One line for each pair of settings that can not go together, naming both."""
     kl = settings.policy.grpo.kl_coefficient
     if kl > 0 and settings.reference.count == 0:
         yield f"policy.grpo.kl_coefficient = {kl} needs reference.count >= 1, or 0 to do without a reference"
-    if settings.bulk.chunk_bytes > settings.bulk.budget_bytes:
-        yield (f"bulk.chunk_bytes = {settings.bulk.chunk_bytes} does not fit into "
-               f"bulk.budget_bytes = {settings.bulk.budget_bytes}")
-    if settings.supervisor.backoff_s > settings.supervisor.backoff_max_s:
-        yield (f"supervisor.backoff_s = {settings.supervisor.backoff_s} is over "
-               f"supervisor.backoff_max_s = {settings.supervisor.backoff_max_s}")
+    first, most = settings.supervisor.back_off_first_s, settings.supervisor.back_off_most_s
+    if first > most:
+        yield f"supervisor.back_off_first_s = {first} is over supervisor.back_off_most_s = {most}"
 
 
 def section_of(field: FieldInfo) -> type[Settings] | None:
@@ -103,15 +109,13 @@ def values(settings: Settings) -> Mapping[str, Any]:
     return flat
 
 
+def resumable_names() -> frozenset[str]:
+    """Settings that a resumed run may change: they decide where and how safely it runs, not what it computes."""
+    return frozenset(path for path, field in fields() if field_notes(field)[1])
+
+
 def digest(settings: RunSettings) -> str:
-    """Hex SHA-256 of everything but `run.run_dir`: a run that is moved keeps its digest."""
-    tree = settings.model_dump(mode="json")
-    del tree["run"]["run_dir"]
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
-def fixed_differences(recorded: RunSettings, asked: RunSettings) -> list[str]:
-    """Settings that differ and that a resumed run may not change, as `path: recorded -> asked`."""
-    old, new = values(recorded), values(asked)
-    return [f"{path}: {old[path]!r} -> {new[path]!r}" for path, field in fields()
-            if old[path] != new[path] and not field_notes(field)[1]]
+    """Hex SHA-256 of all settings but the resumable ones: equal digests, the same computation."""
+    kept = resumable_names()
+    fixed = {path: value for path, value in values(settings).items() if path not in kept}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,3 @@
+from cosmos_actor.python_versions import need
+
+need("cosmos_actor.actors")

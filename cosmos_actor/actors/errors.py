@@ -35,3 +35,7 @@ class RunDirectoryBusy(UserError):
 
 class RunDirectoryMismatch(UserError):
     """The run directory was made by another configuration."""
+
+
+class JobFailed(UserError):
+    """The job ended because one of its processes did; the line says which one and why."""

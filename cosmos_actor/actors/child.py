@@ -1,0 +1,125 @@
+"""One life of a child as processes: the leader, which the supervisor starts, and all that the leader starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from cosmos_actor import death
+from cosmos_actor.actors import keeper
+from cosmos_actor.actors.child_spec import ChildSpec
+from cosmos_actor.actors.exit_reason import ExitReason, explain
+
+LOG_TAIL_BYTES = 16 * 1024
+"""How much of a log is searched for the error.
+
+A traceback under a flood of later warnings is farther up than one line.
+"""
+CHILD_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",  # a killed process's last words are in its log
+    "PYTHONFAULTHANDLER": "1",  # and the stack of a crash
+    "SPT_NOENV": "1",  # setproctitle would overwrite the environment by which the keeper knows its own
+}
+
+
+class DeathPipe:
+    """A pipe that nobody writes to: its read end hangs up when the process that made it is gone.
+
+    The write end is not inherited, so only this process holds it.
+    """
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+        self.supervisor = death.describe(os.getpid(), secrets.token_hex(8))
+
+    def environment(self) -> dict[str, str]:
+        return {death.SUPERVISOR: self.supervisor, death.DEATH_FD: f"{self.read_fd}:{os.fstat(self.read_fd).st_ino}"}
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        os.close(self._write_fd)
+
+
+class ChildProcess:
+    """Guarantee: `on_end` is called once, from the loop, when the leader has ended; its process group is dead by then.
+
+    `bury` afterwards ends what had left the group. Standard input is /dev/null, output and errors go to `log`.
+    """
+
+    def __init__(self, spec: ChildSpec, incarnation: str, *, pipe: DeathPipe, log: Path,
+                 on_end: Callable[[ChildProcess], None]) -> None:
+        """Start it. Raises OSError when the operating system refuses. To be called on the loop's thread."""
+        self.spec = spec
+        self.incarnation = incarnation
+        self.log = log
+        self._on_end = on_end
+        self._popen = _start(spec, incarnation, pipe, log)
+        self.pid = self._popen.pid
+        self._pidfd: int | None = os.pidfd_open(self.pid)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._pidfd, self._leader_ended)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._popen.returncode
+
+    def terminate(self) -> None:
+        """Ask the leader to stop; it looks after what it started."""
+        self._signal(os.kill, signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(os.killpg, signal.SIGKILL)
+
+    def abandon(self) -> None:
+        """Wait for it no more."""
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    async def bury(self) -> set[int]:
+        """End whatever of this life is left, in whatever session; the pids it was."""
+        return await asyncio.to_thread(keeper.kill_all, f"{death.INCARNATION}={self.incarnation}")
+
+    def explain(self, *, asked: bool, killed_because: str | None, out_of_memory: bool) -> ExitReason:
+        assert self.returncode is not None, f"{self.spec.actor} runs"
+        return explain(self.returncode, asked=asked, killed_because=killed_because, out_of_memory=out_of_memory,
+                       log_tail=log_tail(self.log))
+
+    def _signal(self, send: Callable[[int, int], None], number: int) -> None:
+        if self.returncode is None:  # so its number still is its own: nobody else reaps it
+            try:
+                send(self.pid, number)
+            except ProcessLookupError:
+                pass
+
+    def _leader_ended(self) -> None:
+        self.kill()
+        self._popen.wait()
+        self.abandon()
+        self._on_end(self)
+
+
+def log_tail(log: Path) -> str:
+    with open(log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def kernel_oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it started."""
+    with open("/proc/vmstat") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+
+
+def _start(spec: ChildSpec, incarnation: str, pipe: DeathPipe, log: Path) -> subprocess.Popen[bytes]:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **CHILD_ENVIRONMENT, **spec.env, **pipe.environment(), death.INCARNATION: incarnation}
+    with open(log, "ab") as output:
+        return subprocess.Popen(spec.command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                                stderr=subprocess.STDOUT, start_new_session=True, pass_fds=(pipe.read_fd,))

@@ -1,0 +1,51 @@
+"""What every part's tests share: processes that do not outlive their test, and a look for leaks after each module."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.leaks import Snapshot
+
+STOP_LIMIT_S = 5.0
+# A killed process that is not gone by then is stuck in the kernel, and the test should say so rather than hang.
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A module whose tests leave a process, a descriptor or a file in /dev/shm behind fails, with a list of them."""
+    before = Snapshot.take()
+    yield
+    leaks = before.leaks()
+    if leaks:
+        pytest.fail(f"{request.node.name} left behind: " + "; ".join(leaks), pytrace=False)
+
+
+@pytest.fixture
+def popen() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
+    """`subprocess.Popen` whose processes (with their sessions) are killed when the test ends."""
+    started: list[subprocess.Popen[Any]] = []
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[Any]:
+        process = subprocess.Popen(command, start_new_session=True, **options)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    try:
+        os.killpg(process.pid, 9)
+    except ProcessLookupError:
+        pass
+    process.wait(STOP_LIMIT_S)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -149,7 +149,8 @@ class TrajectoryGroup:
 
     def copy(self) -> TrajectoryGroup:
         """The same in memory of its own: views over received frames end with their message."""
-        arrays = {name: value.copy() for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        columns = vars(self).items()
+        arrays: Dict[str, Any] = {name: value.copy() for name, value in columns if isinstance(value, np.ndarray)}
         return replace(self, **arrays)
 
     def with_field(self, name: str, value: Any, writer: str) -> TrajectoryGroup:
@@ -165,7 +166,8 @@ class TrajectoryGroup:
         expected = (getattr(self, APPENDABLE[name]),)
         if column.shape != expected:
             raise MalformedGroup(self.group_id, f"`{name}` is {list(expected)}, not {list(column.shape)}")
-        return replace(self, **{name: column, "written_by": {**self.written_by, name: writer}})
+        changes: Dict[str, Any] = {name: column, "written_by": {**self.written_by, name: writer}}
+        return replace(self, **changes)
 
     def check(self) -> None:
         """Raises MalformedGroup unless every column has its length and the versions are in order."""

@@ -54,7 +54,7 @@ def tensor_digests(tensors: Mapping[str, np.ndarray]) -> dict[str, bytes]:
     """Name -> `tensor_digest`, on several threads where that is worth it."""
     arrays = list(tensors.values())
     if sum(array.nbytes for array in arrays) < PARALLEL_BYTES:
-        digests = map(tensor_digest, arrays)
+        digests: Iterable[bytes] = map(tensor_digest, arrays)
     else:
         digests = _threads().map(tensor_digest, arrays)
     return dict(zip(tensors, digests, strict=True))

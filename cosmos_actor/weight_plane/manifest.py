@@ -61,7 +61,7 @@ class Manifest:
 
     def check(self) -> None:
         """Raises ManifestInvalid unless every tensor lies inside its bucket and the digests add up."""
-        numbers = list(dict.fromkeys(entry.bucket for entry in self.tensors))
+        numbers = [members[0].bucket for members in by_bucket(self.tensors)]
         if numbers != list(range(len(self.buckets))):
             raise self._invalid(f"its tensors lie in buckets {numbers} of {len(self.buckets)}")
         names = {entry.name: entry.digest for entry in self.tensors}

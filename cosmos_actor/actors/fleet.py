@@ -1,0 +1,226 @@
+"""The controller's view of all actors: who can be asked, and what happens to a question when its actor dies.
+
+    submit -> waiting for a free member -> with a member -> answered
+                     ^------- member lost (stateless) --'  `-> StateLost (stateful)
+
+Invariant: a question is with at most one live member at a time, and it ends answered, failed by the role itself, past its
+deadline, or (stateful roles) as StateLost. It is never silently gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_actor.actors.context import ActorClock
+from cosmos_actor.actors.messages import MEMBERSHIP_TOPIC, Member, Membership
+from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Link, PeerLost
+
+DIAL_DEADLINE_S = 10.0
+"""One attempt to dial an announced actor. The head's next membership brings another attempt."""
+MAX_ATTEMPTS = 20
+"""Members that one question may outlive. A question that kills every member it meets must end as an error."""
+
+
+class StateLost(BusError):
+    """A stateful actor died, so what it knew since the last checkpoint is gone and the job has to go back there."""
+
+
+class WorkLost(BusError):
+    """A question outlived too many members."""
+
+
+@dataclass
+class _Seat:
+    """One member as the fleet uses it."""
+
+    member: Member
+    link: Link
+    in_flight: int = 0
+    answered: int = 0
+
+
+class Fleet:
+    """Gives questions to members of a role and follows the head's membership. Lives on the bus's loop."""
+
+    def __init__(self, bus: Bus, *, stateful: frozenset[str], max_in_flight: int, clock: ActorClock) -> None:
+        self._bus = bus
+        self._stateful = stateful
+        self._max_in_flight = max_in_flight
+        self._clock = clock
+        self._seats: dict[str, _Seat] = {}
+        self._members: dict[str, Member] = {}
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Condition()
+        self._serial = -1
+        self._joined_callbacks: list[Callable[[Member, Link], None]] = []
+        self.lost: StateLost | None = None
+        self.redelivered: Counter[str] = Counter()
+        bus.serve_state(MEMBERSHIP_TOPIC, self._on_membership)
+        bus.on_link_down(self._on_link_down)
+
+    # ---- questions
+
+    async def submit(self, role: str, message: Any, *, deadline_s: float, what: str) -> Any:
+        """The answer of one member of `role`. Raises DeadlineExceeded, RemoteError, StateLost or WorkLost."""
+        until = self._clock.monotonic() + deadline_s
+        for _ in range(MAX_ATTEMPTS):
+            seat = await self._free_seat(role, until, what)
+            try:
+                return await self._ask(seat, message, until)
+            except PeerLost as error:
+                await self._member_lost(seat, str(error))
+                if role in self._stateful:
+                    raise self.lost or self._state_lost(seat, str(error)) from error
+                self.redelivered[role] += 1
+        raise WorkLost(f"{what} outlived {MAX_ATTEMPTS} members of {role}", setting=f"{role}.count")
+
+    async def ask_all(self, role: str, message: Any, *, deadline_s: float) -> list[Any]:
+        """The answers of all present members of `role`, in the order of their names; members that die are left out."""
+        until = self._clock.monotonic() + deadline_s
+        seats = [self._seats[name] for name in sorted(self._seats) if self._seats[name].member.role == role]
+        answers = await asyncio.gather(*(self._ask(seat, message, until) for seat in seats), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, PeerLost):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def wait_for_members(self, role: str, count: int, deadline_s: float) -> None:
+        """Return when `count` members of `role` can be asked; DeadlineExceeded names the role and how many there are."""
+        until = self._clock.monotonic() + deadline_s
+
+        def enough() -> bool:
+            return len(self._usable(role)) >= count
+
+        await self._wait(enough, until, lambda: f"{count} actors of role {role} (present: {len(self._usable(role))})",
+                         setting=f"{role}.min_actors")
+
+    def state_is_fresh(self) -> None:
+        """The job has gone back to a checkpoint: stateful roles may be asked again."""
+        self.lost = None
+
+    def links(self, role: str) -> dict[str, Link]:
+        return {name: seat.link for name, seat in self._seats.items() if seat.member.role == role}
+
+    def member(self, actor: str) -> Member | None:
+        return self._members.get(actor)
+
+    def on_joined(self, callback: Callable[[Member, Link], None]) -> None:
+        self._joined_callbacks.append(callback)
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "members": {name: {"in_flight": seat.in_flight, "answered": seat.answered}
+                        for name, seat in sorted(self._seats.items())},
+            "redelivered": dict(self.redelivered),
+        }
+
+    # ---- one question with one member
+
+    async def _ask(self, seat: _Seat, message: Any, until: float) -> Any:
+        seat.in_flight += 1
+        try:
+            receipt = await seat.link.send_work(message, deadline_s=self._left(until))
+            answer = await receipt.result(self._left(until))
+            seat.answered += 1
+            return answer
+        finally:
+            seat.in_flight -= 1
+            await self._notify()
+
+    def _usable(self, role: str) -> list[_Seat]:
+        return [seat for seat in self._seats.values() if seat.member.role == role
+                and not self._members.get(seat.member.actor, seat.member).leaving]
+
+    def _pick(self, role: str) -> _Seat | None:
+        free = [seat for seat in self._usable(role) if seat.in_flight < self._max_in_flight]
+        return min(free, key=lambda seat: (seat.in_flight, seat.answered, seat.member.actor), default=None)
+
+    async def _free_seat(self, role: str, until: float, what: str) -> _Seat:
+        def ready() -> bool:
+            return self._refusal(role) is not None or self._pick(role) is not None
+
+        await self._wait(ready, until, lambda: f"a free actor of role {role} for {what}", setting=f"{role}.count")
+        refusal = self._refusal(role)
+        if refusal is not None:
+            raise refusal
+        seat = self._pick(role)
+        assert seat is not None
+        return seat
+
+    def _refusal(self, role: str) -> StateLost | None:
+        return self.lost if role in self._stateful else None
+
+    async def _wait(self, condition: Callable[[], bool], until: float, what: Callable[[], str], *, setting: str) -> None:
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(condition), self._left(until))
+            except asyncio.TimeoutError as error:
+                raise DeadlineExceeded(f"waited in vain for {what()}", setting=setting) from error
+
+    def _left(self, until: float) -> float:
+        return max(0.001, until - self._clock.monotonic())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    # ---- membership
+
+    async def _on_membership(self, membership: Membership, link: Link) -> None:
+        if membership.serial <= self._serial:
+            return
+        self._serial = membership.serial
+        for actor, member in list(self._members.items()):
+            if member.incarnation in membership.departed:
+                self._bus.forget(actor, member.incarnation, membership.departed[member.incarnation])
+        self._members = {member.actor: member for member in membership.members}
+        for member in membership.members:
+            if member.actor != self._bus.identity.actor and self._needs_dialling(member):
+                self._dialling[member.incarnation] = asyncio.get_running_loop().create_task(self._dial(member))
+        await self._notify()
+
+    def _needs_dialling(self, member: Member) -> bool:
+        seat = self._seats.get(member.actor)
+        seated = seat is not None and seat.member.incarnation == member.incarnation
+        return not seated and member.incarnation not in self._dialling
+
+    async def _dial(self, member: Member) -> None:
+        try:
+            while self._members.get(member.actor) == member:
+                try:
+                    link = await self._bus.connect(member.address, role=member.role, actor=member.actor,
+                                                   deadline_s=DIAL_DEADLINE_S)
+                except BusError:
+                    await asyncio.sleep(0.5)  # it may have died meanwhile: the head will say so
+                    continue
+                await self._seat(member, link)
+                return
+        finally:
+            self._dialling.pop(member.incarnation, None)
+
+    async def _seat(self, member: Member, link: Link) -> None:
+        if link.peer.incarnation != member.incarnation:
+            return
+        self._seats[member.actor] = _Seat(member, link)
+        for callback in self._joined_callbacks:
+            callback(member, link)
+        await self._notify()
+
+    def _on_link_down(self, link: Link, reason: str) -> None:
+        seat = self._seats.get(link.peer.actor)
+        if seat is not None and seat.link is link:
+            asyncio.get_running_loop().create_task(self._member_lost(seat, reason))
+
+    async def _member_lost(self, seat: _Seat, reason: str) -> None:
+        if self._seats.get(seat.member.actor) is seat:
+            del self._seats[seat.member.actor]
+        if seat.member.role in self._stateful and self.lost is None:
+            self.lost = self._state_lost(seat, reason)
+        await self._notify()
+
+    def _state_lost(self, seat: _Seat, reason: str) -> StateLost:
+        return StateLost(f"{seat.member.actor} is gone with what it held: {reason}", peer=seat.member.actor)

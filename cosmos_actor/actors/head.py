@@ -1,0 +1,136 @@
+"""The head of a run: the place that every actor dials first, and that knows who is here.
+
+It answers with the run's settings, keeps the registry, and tells everybody about every change of it. It carries no data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cosmos_actor.actors.errors import UserError
+from cosmos_actor.actors.json_lines import JsonLinesWriter
+from cosmos_actor.actors.messages import (
+    MEMBERSHIP_TOPIC,
+    STATUS_TOPIC,
+    ActorStatus,
+    Announce,
+    AskSettings,
+    JobFinished,
+    Leaving,
+    Member,
+    Membership,
+    RunSettingsReply,
+    StopActor,
+    plain,
+)
+from cosmos_actor.actors.registry import Registry
+from cosmos_actor.actors.run_directory import write_whole
+from cosmos_actor.bus import Bus, BusError, Link
+
+STOP_JOINED_DEADLINE_S = 2.0
+"""How long the head waits for a joined actor to hear that the run is over; it then finds out by itself."""
+
+
+class NameTaken(UserError):
+    """A joining actor named itself like a living one."""
+
+
+class Head:
+    """Membership over the bus. `on_ready(actor, incarnation)`, `on_status(actor, incarnation, status)` and
+    `on_finished(message)` tell whoever owns the processes."""
+
+    def __init__(self, bus: Bus, settings: Mapping[str, Any], seed: int, *, status_path: Path | None = None,
+                 events: JsonLinesWriter | None = None, clock: Callable[[], float] = lambda: 0.0,
+                 on_ready: Callable[[str, str], None] = lambda actor, incarnation: None,
+                 on_status: Callable[[str, str, ActorStatus], None] = lambda actor, incarnation, status: None,
+                 on_finished: Callable[[JobFinished], None] = lambda message: None) -> None:
+        self.bus = bus
+        self.registry = Registry()
+        self.statuses: dict[str, ActorStatus] = {}
+        self._settings, self._seed = dict(settings), seed
+        self._status_path, self._events, self._clock = status_path, events, clock
+        self._on_ready, self._on_status, self._on_finished = on_ready, on_status, on_finished
+        self.address = ""
+
+    async def start(self, listen: str) -> str:
+        """Listen; the address that actors dial."""
+        bus = self.bus
+        bus.serve(AskSettings, self._settings_asked)
+        bus.serve(Announce, self._announced)
+        bus.serve(Leaving, self._leaving)
+        bus.serve(JobFinished, self._finished)
+        bus.serve_state(STATUS_TOPIC, self._status)
+        bus.on_link_down(self._link_down)
+        self.address = await bus.start(listen)
+        return self.address
+
+    def exited(self, actor: str, incarnation: str, reason: str) -> None:
+        """The process of this incarnation is gone: nobody needs to wait to notice."""
+        member = self.registry.member(actor)
+        if member is not None and member.incarnation == incarnation:
+            self._depart(member, reason)
+
+    async def stop_joined(self, reason: str) -> None:
+        """Tell the actors that joined from elsewhere that the run is over."""
+        for member in self.registry.membership().members:
+            link = self.bus.links.get(member.actor)
+            if member.joined and link is not None:
+                try:
+                    await link.call(StopActor(reason), deadline_s=STOP_JOINED_DEADLINE_S)
+                except BusError:
+                    continue  # it will see the link go
+
+    def write_status(self) -> None:
+        """status.json: who is here and how they are."""
+        if self._status_path is None:
+            return
+        members = [
+            {**plain(member), **(asdict(self.statuses[member.actor]) if member.actor in self.statuses else {})}
+            for member in sorted(self.registry.membership().members, key=lambda member: member.actor)
+        ]
+        write_whole(self._status_path, json.dumps({"time": self._clock(), "head": self.address, "members": members}))
+
+    def _settings_asked(self, message: AskSettings, link: Link) -> RunSettingsReply:
+        return RunSettingsReply(self._settings, self._seed)
+
+    def _announced(self, message: Announce, link: Link) -> None:
+        known = self.registry.member(link.peer.actor)
+        if known is not None and message.joined and known.incarnation != link.peer.incarnation:
+            raise NameTaken(f"the run has an actor named {known.actor} already; take another name", setting="--name")
+        self.statuses.pop(link.peer.actor, None)
+        self._publish(self.registry.announce(link.peer, message))
+        if message.joined and self._events is not None:
+            self._events.append({"time": self._clock(), "event": "joined", "actor": link.peer.actor, "pid": message.pid,
+                                 "interpreter": message.python, "host": message.host})
+        self._on_ready(link.peer.actor, link.peer.incarnation)
+
+    def _leaving(self, message: Leaving, link: Link) -> None:
+        self._publish(self.registry.leaving(link.peer.actor, link.peer.incarnation))
+
+    def _finished(self, message: JobFinished, link: Link) -> None:
+        self._on_finished(message)
+
+    def _status(self, status: ActorStatus, link: Link) -> None:
+        member = self.registry.member(link.peer.actor)
+        if member is not None and member.incarnation == link.peer.incarnation:
+            self.statuses[member.actor] = status
+            self._on_status(member.actor, member.incarnation, status)
+
+    def _link_down(self, link: Link, reason: str) -> None:
+        member = self.registry.member(link.peer.actor)
+        if member is not None and member.incarnation == link.peer.incarnation:
+            self._depart(member, f"left: {reason}" if member.leaving else reason)
+
+    def _depart(self, member: Member, reason: str) -> None:
+        self.statuses.pop(member.actor, None)
+        if member.joined and self._events is not None:
+            self._events.append({"time": self._clock(), "event": "departed", "actor": member.actor, "reason": reason})
+        self._publish(self.registry.departed(member.actor, member.incarnation, reason))
+        self.bus.forget(member.actor, member.incarnation, reason)
+
+    def _publish(self, membership: Membership) -> None:
+        self.bus.publish_state(MEMBERSHIP_TOPIC, membership)

@@ -1,0 +1,109 @@
+"""What actors and the head of a run say to each other about who is here and how they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List
+
+from cosmos_actor.bus.schema import Json, schema
+
+MEMBERSHIP_TOPIC = "membership"
+STATUS_TOPIC = "status"
+
+
+@schema("announce", version=1)
+@dataclass(frozen=True)
+class Announce:
+    """An actor tells the head where others can dial it. Sent once, right after the link to the head is up."""
+
+    address: str
+    pid: int
+    python: str
+    host: str
+    joined: bool
+    """True for an actor that someone started by hand (`start`), which the supervisor does not own."""
+
+
+@schema("ask_settings", version=1)
+@dataclass(frozen=True)
+class AskSettings:
+    """An actor's first question to the head."""
+
+
+@schema("run_settings", version=1)
+@dataclass(frozen=True)
+class RunSettingsReply:
+    """The run's resolved settings, so that an actor started by hand on another host needs no file but its key."""
+
+    settings: Json
+    seed: int
+
+
+@schema("member", version=1)
+@dataclass(frozen=True)
+class Member:
+    """One live actor, as the head sees it."""
+
+    role: str
+    actor: str
+    incarnation: str
+    address: str
+    pid: int
+    python: str
+    host: str
+    joined: bool
+    leaving: bool
+
+
+@schema("membership", version=1)
+@dataclass(frozen=True)
+class Membership:
+    """All live actors. `serial` only grows; `departed` gives the reason of each incarnation that went."""
+
+    serial: int
+    members: List[Member]
+    departed: Dict[str, str]
+
+
+@schema("actor_status", version=1)
+@dataclass(frozen=True)
+class ActorStatus:
+    """The heartbeat of an actor's working loop, once a second, latest value wins."""
+
+    state: str
+    progress: int
+    busy_label: str
+    busy_seconds: float
+    weights_held: str
+    statistics: Json = field(default_factory=dict)
+
+
+@schema("leaving", version=1)
+@dataclass(frozen=True)
+class Leaving:
+    """An actor wants to go: it gets no new work from now on, and goes when it has finished what it holds."""
+
+    reason: str
+
+
+@schema("stop_actor", version=1)
+@dataclass(frozen=True)
+class StopActor:
+    """The head asks an actor that it does not own as a process to end."""
+
+    reason: str
+
+
+@schema("job_finished", version=1)
+@dataclass(frozen=True)
+class JobFinished:
+    """The controller's last word to the head."""
+
+    outcome: str
+    reason: str
+    exit_code: int
+
+
+def plain(member: Member) -> Dict[str, Any]:
+    """A member as plain JSON, for status files."""
+    return {name: getattr(member, name) for name in Member.__dataclass_fields__}

@@ -1,0 +1,174 @@
+"""One actor's life on the bus: dial the head, learn the settings, announce itself, serve its role, leave.
+
+    dialling -> starting (announced; `setup` runs) -> ready -> leaving (no new work) -> stopped
+                                                   `-> failed (setup raised, or the head is lost)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cosmos_actor.actors.context import ActorClock, Context, WeightSource
+from cosmos_actor.actors.messages import (
+    STATUS_TOPIC,
+    ActorStatus,
+    Announce,
+    Leaving,
+    StopActor,
+)
+from cosmos_actor.actors.role import Role
+from cosmos_actor.actors.worker import Worker
+from cosmos_actor.bus import Bus, BusError, Link
+
+STATUS_PERIOD_S = 1.0
+"""Period of an actor's status. Longer, and `status` shows a past that is over."""
+HEAD_DEADLINE_S = 20.0
+"""How long an actor tries to reach its head before it gives up and says so."""
+LEAVE_DEADLINE_S = 60.0
+"""How long a leaving actor may finish what it holds."""
+
+
+class HeadLost(BusError):
+    """The run's head is gone, so this actor ends."""
+
+
+class ActorRuntime:
+    """Runs one role on one bus. Guarantee: no message reaches the role before `setup` returned, none after `close`."""
+
+    def __init__(self, bus: Bus, build_role: Callable[[Context], Role], settings: Any, seed: int, *, worker: Worker,
+                 clock: ActorClock, weights: WeightSource | None = None, joined: bool = False) -> None:
+        self.bus = bus
+        self.state = "dialling"
+        self.context = Context(bus.identity, settings, seed=seed, clock=clock, worker=worker, weights=weights,
+                               bulk_store=bus.bulk_store, emit=self._emit)
+        self.role = build_role(self.context)
+        self.stopped = asyncio.Event()
+        self.failure: BaseException | None = None
+        self._worker = worker
+        self._joined = joined
+        self._ready = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving = 0
+        self._head: Link
+        self._serve()
+
+    async def start(self, head_address: str, listen: str) -> Link:
+        """Return the link to the head once it knows this actor; `setup` goes on behind."""
+        address = await self.bus.start(listen)
+        self._head = await self.bus.connect(head_address, role="supervisor", deadline_s=HEAD_DEADLINE_S)
+        self.bus.on_link_down(self._link_down)
+        self.state = "starting"
+        await self._head.call(Announce(
+            address=address, pid=os.getpid(), python=sys.executable, host=socket.gethostname(), joined=self._joined,
+        ), deadline_s=HEAD_DEADLINE_S)
+        self._spawn(self._set_up())
+        self._spawn(self._report())
+        return self._head
+
+    async def until_stopped(self) -> None:
+        """Wait for the end of this actor. Raises what ended it, unless it was asked to."""
+        await self.stopped.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def leave(self, reason: str) -> None:
+        """Take no new work, finish what is held (bounded), and end."""
+        if self.state in ("leaving", "stopped"):
+            return
+        self.state = "leaving"
+        try:
+            await self._head.call(Leaving(reason), deadline_s=5.0)
+            await asyncio.wait_for(self._idle(), LEAVE_DEADLINE_S)
+        except (BusError, asyncio.TimeoutError):
+            pass  # an unreachable head or an overlong answer must not keep an actor that wants to go
+        self.end()
+
+    async def close(self) -> None:
+        """Close the role and the bus. The process ends after this."""
+        self.end()
+        for task in self._tasks:
+            task.cancel()
+        if self._ready.is_set():
+            await self._worker.run(self.role.close)
+        self._worker.close()
+        await self.bus.close(drain_s=1.0)
+
+    def _serve(self) -> None:
+        for message_type, method, concurrency in self.role.handlers():
+            self.bus.serve(message_type, self._guarded(method), concurrency=concurrency)
+        for topic, method in self.role.followers():
+            self.bus.serve_state(topic, self._guarded(method))
+        self.bus.serve(StopActor, self._stop_asked)
+
+    async def _emit(self, message: Any) -> None:
+        """To whoever controls: normally one link, none while the controller restarts (it asks anew when it is back)."""
+        for link in list(self.bus.links.values()):
+            if link.peer.role == "controller":
+                await link.emit(message)
+
+    def _guarded(self, method: Callable[..., Any]) -> Callable[[Any, Link], Any]:
+        """The role's method as a bus handler: waits for `setup`, runs plain methods in the worker."""
+        label = getattr(method, "__name__", "work")
+
+        async def handle(message: Any, link: Link) -> Any:
+            await self._ready.wait()
+            self._serving += 1
+            try:
+                if inspect.iscoroutinefunction(method):
+                    return await method(message)
+                return await self.context.compute(label, method, message)
+            finally:
+                self._serving -= 1
+
+        return handle
+
+    async def _set_up(self) -> None:
+        try:
+            await self.context.compute("setup", self.role.setup)
+        except Exception as error:  # any failure of a role's start ends the actor, with that failure as its reason
+            self.state = "failed"
+            self.end(error)
+            return
+        if self.state == "starting":
+            self.state = "ready"
+        self._ready.set()
+
+    async def _report(self) -> None:
+        while True:
+            self._head.publish_state(STATUS_TOPIC, self._status())
+            await asyncio.sleep(STATUS_PERIOD_S)
+
+    def _status(self) -> ActorStatus:
+        held = self.role.weights_held() if self._ready.is_set() else ""
+        return ActorStatus(state=self.state, progress=self.context.progress, busy_label=self.context.busy_label,
+                           busy_seconds=self.context.busy_seconds, weights_held=held)
+
+    async def _stop_asked(self, message: StopActor, link: Link) -> None:
+        self.end()
+
+    async def _idle(self) -> None:
+        """Nothing asked and nothing running for a moment, so that answers on the wire have gone too."""
+        quiet = 0
+        while quiet < 3:
+            quiet = quiet + 1 if self._serving == 0 else 0
+            await asyncio.sleep(0.1)
+
+    def _link_down(self, link: Link, reason: str) -> None:
+        if link is self._head and self.state not in ("leaving", "stopped"):
+            self.end(HeadLost(f"the head of the run is gone: {reason}"))
+
+    def end(self, failure: BaseException | None = None) -> None:
+        if self.failure is None and not self.stopped.is_set():
+            self.failure = failure
+        self.stopped.set()
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

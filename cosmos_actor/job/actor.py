@@ -1,0 +1,112 @@
+"""One actor as a process: `python -m cosmos_actor.job.actor --role ROLE --actor NAME --connect HEAD --key FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from cosmos_actor import death
+from cosmos_actor.actors.context import SystemClock
+from cosmos_actor.actors.errors import UserError
+from cosmos_actor.actors.run_directory import RunPaths
+from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
+from cosmos_actor.actors.worker import ThreadWorker
+from cosmos_actor.bus import BusError, Identity, KeyRing, new_incarnation
+from cosmos_actor.job.assembly import ask_settings, make_bus, weight_source
+from cosmos_actor.job.roles import CONTROLLER, ROLE_CLASSES, build_role
+from cosmos_actor.recipes.resolved import load_resolved
+from cosmos_actor.recipes.settings import RunSettings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 asked to end, 1 failed, 2 a mistake that a person can put right."""
+    death.install()
+    options = _parser().parse_args(arguments)
+    return run(options.role, options.actor, options.connect, options.key, listen=options.listen,
+               incarnation=os.environ.get(death.INCARNATION) or new_incarnation(), run_dir=options.run_dir)
+
+
+def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation: str, run_dir: Path | None,
+        joined: bool = False) -> int:
+    """Live one actor's life. Whatever ends it is one line on stderr, last in its log."""
+    try:
+        keys = KeyRing.load(key)
+        if keys.role != role:
+            raise UserError(f"{key} is the key of role {keys.role}, not of {role}", setting="--key")
+        identity = Identity(keys.run_id, role, actor, incarnation)
+        settings = load_resolved(RunPaths(run_dir).configuration) if run_dir else ask_settings(identity, keys, head)
+        if role == CONTROLLER:
+            return _control(identity, keys, settings, head, listen, run_dir)
+        return asyncio.run(_serve(identity, keys, settings, head, listen, joined))
+    except (UserError, BusError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2 if isinstance(error, UserError) else 1
+
+
+def _control(identity: Identity, keys: KeyRing, settings: RunSettings, head: str, listen: str,
+             run_dir: Path | None) -> int:
+    from cosmos_actor.job.controller import ControllerProcess
+
+    if run_dir is None:
+        raise UserError("the controller needs the run directory", setting="--run-dir")
+    process = ControllerProcess(lambda: make_bus(identity, keys, settings, resolve_bulk=False), settings, RunPaths(run_dir))
+    return process.run(head, listen)
+
+
+async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head: str, listen: str, joined: bool) -> int:
+    bus = make_bus(identity, keys, settings)
+    runtime = ActorRuntime(bus, lambda context: build_role(identity.role, context), settings, settings.run.seed,
+                           worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
+                           weights=weight_source(bus, identity))
+    await runtime.start(head, listen)
+    _leave_on_signals(runtime, joined)
+    try:
+        await runtime.until_stopped()
+    except (UserError, HeadLost) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2 if isinstance(error, UserError) else 1
+    except Exception:  # the outermost loop: the log gets the whole story, the supervisor its last line
+        traceback.print_exc()
+        return 1
+    finally:
+        await runtime.close()
+    return 0
+
+
+def _leave_on_signals(runtime: ActorRuntime, joined: bool) -> None:
+    """A supervised actor ends at once, since its supervisor knows; a joined one first finishes what it holds."""
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[None]] = []
+
+    def on_signal() -> None:
+        if joined:
+            tasks.append(loop.create_task(runtime.leave("asked by a signal")))
+        else:
+            runtime.end()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cosmos_actor.job.actor", description=__doc__)
+    parser.add_argument("--role", required=True, choices=[CONTROLLER, *ROLE_CLASSES])
+    parser.add_argument("--actor", required=True, help="name in the run, such as rollout-0")
+    parser.add_argument("--connect", required=True, help="address of the run's head")
+    parser.add_argument("--key", required=True, type=Path, help="this role's key file")
+    parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="where other actors reach this one")
+    parser.add_argument("--run-dir", type=Path, help="run directory, for roles that write there")
+    return parser
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a worker in the middle of a long computation must not hold a process that is done

@@ -1,0 +1,108 @@
+"""Where checkpoints lie, and in which order they become the latest one.
+
+    checkpoints/.writing-000000010/{policy/,replay_buffer.npz,job.json}  ->  checkpoints/iter_000000010/
+                                                                         ->  latest_checkpoint.txt
+
+Invariant: `latest_checkpoint.txt` names a complete checkpoint, whenever the writer is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cosmos_actor.actors.errors import UserError
+from cosmos_actor.actors.ledger import Key
+from cosmos_actor.actors.run_directory import RunPaths, write_whole
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint and the controller's own part of it."""
+
+    directory: Path
+    step: int
+    dispatched_through: int
+    buffered: tuple[Key, ...]
+
+
+class Draft:
+    """A checkpoint that is being written; it does not exist until `finish`."""
+
+    def __init__(self, directory: Path, tracker: Path) -> None:
+        self.directory = directory
+        self._tracker = tracker
+        self._parts: dict[str, str] = {}
+
+    def add(self, saved: Any) -> None:
+        """One role has written its part and says its digest."""
+        self._parts[saved.part] = saved.digest
+
+    def finish(self, *, seed: int, step: int, dispatched_through: int, buffered: Sequence[Key]) -> None:
+        """Second phase: our own part, then the name."""
+        record = {
+            "step": step, "dispatched_through": dispatched_through, "buffered": [list(key) for key in buffered],
+            "parts": self._parts, "seed": seed,
+        }
+        write_whole(self.directory / "job.json", json.dumps(record, indent=1))
+        finished = self.directory.parent / f"iter_{step:09d}"
+        if finished.exists():
+            shutil.rmtree(finished)  # of before a rewind: the job has come here a second time
+        os.replace(self.directory, finished)
+        write_whole(self._tracker, finished.name + "\n")
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of one run."""
+
+    def __init__(self, paths: RunPaths, *, keep_last: int) -> None:
+        self.root = paths.checkpoints
+        self._tracker = paths.latest_checkpoint
+        self._keep_last = keep_last
+
+    def latest(self) -> Checkpoint | None:
+        """The checkpoint that the tracker names, or None before the first. Raises UserError for a damaged one."""
+        if not self._tracker.exists():
+            return None
+        directory = self.root / self._tracker.read_text().strip()
+        record = self._record(directory)
+        return Checkpoint(directory, record["step"], record["dispatched_through"],
+                          tuple((key[0], key[1]) for key in record["buffered"]))
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Draft]:
+        """A draft of the checkpoint of `step`; removed again unless it was finished."""
+        draft = Draft(self.root / f".writing-{step:09d}", self._tracker)
+        shutil.rmtree(draft.directory, ignore_errors=True)
+        draft.directory.mkdir(parents=True)
+        try:
+            yield draft
+        finally:
+            shutil.rmtree(draft.directory, ignore_errors=True)
+        self._prune()
+
+    def next_epoch(self) -> int:
+        """A number that no earlier life of this job had, kept beside the checkpoints."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        path = self.root / "epoch.txt"
+        epoch = int(path.read_text()) + 1 if path.exists() else 0
+        write_whole(path, str(epoch))
+        return epoch
+
+    def _record(self, directory: Path) -> dict[str, Any]:
+        try:
+            return dict(json.loads((directory / "job.json").read_text()))
+        except (OSError, ValueError) as error:
+            raise UserError(f"checkpoint {directory} can not be read: {error}; name another in "
+                            f"{self._tracker}, or start a new run", setting="run.run_dir") from error
+
+    def _prune(self) -> None:
+        finished = sorted(self.root.glob("iter_*"))
+        for directory in finished[:-self._keep_last]:
+            shutil.rmtree(directory, ignore_errors=True)

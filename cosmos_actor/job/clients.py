@@ -1,0 +1,245 @@
+"""The roles as a recipe calls them. Every method returns a Handle at once; a handle may be passed on as an argument.
+
+The clients also keep the ledger: a trajectory is entered when it is dispatched, and changes state here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cosmos_actor.actors.handle import Handle, settled
+from cosmos_actor.actors.ledger import Key
+from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup, in_order
+from cosmos_actor.bus import BusError
+from cosmos_actor.roles.messages import (
+    Demonstrations,
+    DemonstrationsRequest,
+    Generation,
+    GenerationRequest,
+    PutRequest,
+    ReferenceRequest,
+    RestoreRequest,
+    Sample,
+    SampleRequest,
+    SaveRequest,
+    ScoreRequest,
+    Scores,
+    SftRequest,
+    TasksRequest,
+    UpdateReply,
+    UpdateRequest,
+)
+
+if TYPE_CHECKING:
+    from cosmos_actor.job.job import Job
+
+
+class ShortSample(BusError):
+    """The replay buffer could not give as many groups as a step needs."""
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Groups on their way, and the generations whose bulk arrays they still refer to."""
+
+    groups: list[TrajectoryGroup]
+    generations: list[Generation]
+
+
+def keys_of(items: Sequence[GenerateTask | TrajectoryGroup]) -> list[Key]:
+    """The ledger's keys of all trajectories of `items`."""
+    return [(name, item.attempt) for item in items for name in item.trajectory_ids]
+
+
+class Client:
+    """One role, asked through the job's fleet."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+
+class Data(Client):
+    """Problems and demonstrations."""
+
+    def tasks(self, step: int, *, prompts: int | None = None, samples: int | None = None,
+              split: str = "train") -> Handle[list[GenerateTask]]:
+        """The prompts of `step`; the same whenever they are asked for."""
+        settings = self._job.settings
+        request = TasksRequest(
+            step=step, prompts=prompts or settings.data.prompts_per_step,
+            samples=samples or settings.rollout.samples_per_prompt, split=split, attempt=self._job.epoch)
+        return self._job.call("data", request, f"prompts of step {step}", lambda answer: answer.tasks)
+
+    def demonstrations(self, step: int) -> Handle[Demonstrations]:
+        request = DemonstrationsRequest(step, self._job.settings.policy.sft_batch)
+        return self._job.call("data", request, f"demonstrations of step {step}")
+
+
+class Rollout(Client):
+    """Sampling."""
+
+    def generate(self, tasks: Handle[list[GenerateTask]], step: int, *, greedy: bool = False) -> Handle[Experience]:
+        """Samples for `tasks`, meant for step `step`, in fixed batches that any rollout may take."""
+        return self._job.handle(self._generate(tasks, step, greedy), f"samples of step {step}")
+
+    async def _generate(self, tasks: Handle[list[GenerateTask]], step: int, greedy: bool) -> Experience:
+        job = self._job
+        asked = await settled(tasks)
+        version = job.weights.published_step
+        job.ledger.dispatched(keys_of(asked), step, version)
+        size = job.settings.rollout.chunk_prompts
+        chunks = [asked[first:first + size] for first in range(0, len(asked), size)]
+        generations = await asyncio.gather(*(self._chunk(chunk, step, version, greedy) for chunk in chunks))
+        return Experience(in_order(group for answer in generations for group in answer.groups), list(generations))
+
+    async def _chunk(self, tasks: list[GenerateTask], step: int, version: int, greedy: bool) -> Generation:
+        job = self._job
+        request = GenerationRequest(tasks, version_dispatch=version, min_ordinal=job.weights.published_ordinal,
+                                    greedy=greedy, weights_deadline_s=job.settings.weights.deadline_s)
+        answer: Generation = await job.submit("rollout", request, f"{len(tasks)} prompts of step {step}")
+        job.journal.spent("generate", answer.seconds)
+        job.ledger.generated(keys_of(answer.groups), *_span(answer.groups))
+        return answer
+
+
+def _span(groups: Sequence[TrajectoryGroup]) -> tuple[int, int]:
+    """Oldest and newest weight version of any token."""
+    return (min(group.version_min or 0 for group in groups), max(group.version_max or 0 for group in groups))
+
+
+class Reward(Client):
+    """Judging."""
+
+    def score(self, experience: Handle[Experience]) -> Handle[Experience]:
+        """The same groups with their rewards."""
+        return self._job.handle(self._score(experience), "rewards")
+
+    def accuracy(self, experience: Handle[Experience]) -> Handle[float]:
+        """The mean reward of groups that nobody will train on; the ledger drops them as evaluation."""
+        return self._job.handle(self._accuracy(experience), "rewards of an evaluation")
+
+    async def _score(self, experience: Handle[Experience]) -> Experience:
+        got = await settled(experience)
+        size = self._job.settings.rollout.chunk_prompts
+        parts = [got.groups[first:first + size] for first in range(0, len(got.groups), size)]
+        answers: list[Scores] = await asyncio.gather(
+            *(self._job.submit("reward", ScoreRequest(part), "rewards") for part in parts))
+        groups = [_with(group, "rewards", column.values, answer.writer)
+                  for part, answer in zip(parts, answers, strict=True)
+                  for group, column in zip(part, answer.columns, strict=True)]
+        return Experience(groups, got.generations)
+
+    async def _accuracy(self, experience: Handle[Experience]) -> float:
+        scored = await self._score(experience)
+        self._job.ledger.dropped(keys_of(scored.groups), "evaluation")
+        await _release(self._job, scored.generations)
+        return float(np.mean(np.concatenate([group.rewards for group in scored.groups])))
+
+
+def _with(group: TrajectoryGroup, field: str, values: Any, writer: str) -> TrajectoryGroup:
+    return group.with_field(field, values, writer)
+
+
+async def _release(job: Job, generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        await job.bus.release(generation)
+
+
+class ReplayBuffer(Client):
+    """Keeping experience until it is trained."""
+
+    def put(self, experience: Handle[Experience], step: int) -> Handle[int]:
+        """Store scored groups. Done when the buffer holds them itself, so that their producers may go."""
+        return self._job.handle(self._put(experience, step), f"storing the samples of step {step}")
+
+    def sample(self, step: int) -> list[TrajectoryGroup]:
+        """The groups to train at `step`, in the order of their ids. Raises ShortSample."""
+        job = self._job
+        request = SampleRequest(job.settings.data.prompts_per_step, version=step - 1)
+        answer: Sample = job.call("replay_buffer", request, f"a sample for step {step}", self._account).resolve()
+        if len(answer.groups) < request.groups:
+            raise ShortSample(f"step {step} needs {request.groups} groups, the replay buffer has {answer.present}; "
+                              f"dropped: {answer.dropped or 'none'}", setting="run.max_staleness")
+        return answer.groups
+
+    def save(self, directory: str, step: int) -> Handle[Any]:
+        return self._job.call("replay_buffer", SaveRequest(directory, step), f"the replay buffer's checkpoint {step}")
+
+    def restore(self, directory: str | None, step: int) -> Handle[Any]:
+        return self._job.call("replay_buffer", RestoreRequest(directory, step), f"the replay buffer's restore to {step}")
+
+    async def _put(self, experience: Handle[Experience], step: int) -> int:
+        got = await settled(experience)
+        size = self._job.settings.rollout.chunk_prompts
+        for first in range(0, len(got.groups), size):
+            part = got.groups[first:first + size]
+            await self._job.submit("replay_buffer", PutRequest(step, part), f"storing samples of step {step}")
+            self._job.ledger.buffered(keys_of(part))
+        await _release(self._job, got.generations)
+        return len(got.groups)
+
+    def _account(self, answer: Sample) -> Sample:
+        for reason, dropped in answer.dropped.items():
+            keys = [(name, int(attempt)) for name, _, attempt in (item.rpartition("@") for item in dropped)]
+            self._job.ledger.dropped(keys, reason)
+        return answer
+
+
+class Reference(Client):
+    """Log-probs under the frozen policy."""
+
+    def score(self, groups: list[TrajectoryGroup]) -> Handle[list[TrajectoryGroup]]:
+        """The same groups with `reference_logprobs`; untouched when the run has no KL term."""
+        return self._job.handle(self._score(groups), "reference log-probs")
+
+    async def _score(self, groups: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
+        job = self._job
+        if job.settings.reference_count == 0:
+            return groups
+        size = job.settings.rollout.chunk_prompts
+        parts = [groups[first:first + size] for first in range(0, len(groups), size)]
+        answers: list[Scores] = await asyncio.gather(
+            *(job.submit("reference", ReferenceRequest(part), "reference log-probs") for part in parts))
+        return [_with(group, "reference_logprobs", column.values, answer.writer)
+                for part, answer in zip(parts, answers, strict=True)
+                for group, column in zip(part, answer.columns, strict=True)]
+
+
+class Policy(Client):
+    """Training."""
+
+    def sft(self, demonstrations: Handle[Demonstrations], step: int) -> Handle[dict[str, Any]]:
+        """Optimiser step `step` on demonstrations; its metrics."""
+        return self._job.handle(self._sft(demonstrations, step), f"SFT step {step}")
+
+    def update(self, groups: Handle[list[TrajectoryGroup]], step: int) -> Handle[dict[str, Any]]:
+        """Optimiser step `step` on scored groups; its metrics. The ledger then has them as trained at `step`."""
+        return self._job.handle(self._update(groups, step), f"policy update {step}")
+
+    def save(self, directory: str, step: int) -> Handle[Any]:
+        return self._job.call("policy", SaveRequest(directory, step), f"the policy's checkpoint {step}")
+
+    def restore(self, directory: str | None, step: int) -> Handle[Any]:
+        return self._job.call("policy", RestoreRequest(directory, step), f"the policy's restore to step {step}")
+
+    async def _sft(self, demonstrations: Handle[Demonstrations], step: int) -> dict[str, Any]:
+        shown = (await settled(demonstrations)).demonstrations
+        answer: UpdateReply = await self._job.submit("policy", SftRequest(step, shown), f"SFT step {step}")
+        self._job.journal.spent("update", answer.seconds)
+        return dict(answer.metrics)
+
+    async def _update(self, groups: Handle[list[TrajectoryGroup]], step: int) -> dict[str, Any]:
+        job = self._job
+        batch = await settled(groups)
+        staleness = max(group.staleness(step - 1) for group in batch)
+        answer: UpdateReply = await job.submit("policy", UpdateRequest(step, batch), f"policy update {step}")
+        job.ledger.trained(keys_of(batch), step)
+        job.journal.spent("update", answer.seconds)
+        rewards = np.concatenate([group.rewards for group in batch])
+        return {**answer.metrics, "reward/mean": float(rewards.mean()), "reward/std": float(rewards.std()),
+                "staleness/max": staleness, "version": step}

@@ -1,0 +1,113 @@
+"""The controller: runs the recipe's loop until it is done, going back to the latest checkpoint when a stateful actor dies."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from cosmos_actor.actors.context import ActorClock, Context, SystemClock
+from cosmos_actor.actors.errors import UserError
+from cosmos_actor.actors.fleet import Fleet, StateLost
+from cosmos_actor.actors.handle import Driver, ThreadDriver
+from cosmos_actor.actors.ledger import Ledger
+from cosmos_actor.actors.loading import load_object
+from cosmos_actor.actors.messages import JobFinished
+from cosmos_actor.actors.role import Role
+from cosmos_actor.actors.run_directory import RunPaths
+from cosmos_actor.actors.runtime import ActorRuntime
+from cosmos_actor.actors.worker import ThreadWorker
+from cosmos_actor.bus import Bus, Link
+from cosmos_actor.job.job import Job, StopAsked
+from cosmos_actor.job.journal import Journal
+from cosmos_actor.job.roles import CONTROLLER, STATEFUL
+from cosmos_actor.recipes.settings import RunSettings
+
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+MAX_IN_FLIGHT = 2
+"""Questions that one member holds at a time: one it computes and one that waits, so that it never idles in between."""
+LAST_WORD_DEADLINE_S = 5.0
+
+
+class ControllerRole(Role):
+    """Answers nothing; it is the one that asks."""
+
+    name = CONTROLLER
+
+
+def make_job(bus: Bus, settings: RunSettings, driver: Driver, paths: RunPaths, clock: ActorClock) -> Job:
+    """The job over `bus`. To be made on the bus's loop, before the bus is connected."""
+    fleet = Fleet(bus, stateful=STATEFUL, max_in_flight=MAX_IN_FLIGHT, clock=clock)
+    return Job(settings, bus=bus, fleet=fleet, driver=driver, clock=clock, paths=paths, ledger=Ledger(paths.ledger),
+               journal=Journal(paths.metrics, clock))
+
+
+def run_recipe(job: Job, on_rewind: Callable[[str], None]) -> JobFinished:
+    """Run the recipe to its end from wherever the run directory says it is. Mistakes of the user end it; others rise."""
+    loop = load_recipe(job.settings.run.loop)
+    reason = "the controller started"
+    try:
+        while True:
+            try:
+                job.restore(reason)
+                loop(job)
+                return JobFinished(FINISHED, f"all {job.last_step} steps are done", 0)
+            except StateLost as lost:
+                reason = str(lost)
+                on_rewind(reason)
+    except StopAsked as stop:
+        return JobFinished(STOPPED, f"stopped after step {job.step} of {job.last_step}: {stop}", 0)
+    except UserError as mistake:
+        return JobFinished(FAILED, str(mistake), 2)
+    finally:
+        job.close()
+
+
+def load_recipe(name: str) -> Callable[[Job], None]:
+    """The loop that `run.loop` names: one of the project's recipes, or package.module:function."""
+    path = name if ":" in name else f"cosmos_actor.recipes.{name}:run"
+    return load_object(path, setting="run.loop")  # type: ignore[no-any-return]
+
+
+class ControllerProcess:
+    """The controller as a process of its own: the bus's loop in a thread, the recipe in the main thread."""
+
+    def __init__(self, make_bus: Callable[[], Bus], settings: RunSettings, paths: RunPaths) -> None:
+        self._driver = ThreadDriver()
+        self._settings, self._paths = settings, paths
+        self._clock = SystemClock()
+        self._make_bus = make_bus
+
+    def run(self, head_address: str, listen: str) -> int:
+        """The exit code of the process: 0 once the head knows how the job ended, 1 when it did not end well."""
+        job, runtime, head = self._wait(self._open(head_address, listen))
+        signal.signal(signal.SIGTERM, lambda number, frame: job.ask_to_stop("SIGTERM"))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            last_word = run_recipe(job, lambda reason: print(f"back to the latest checkpoint: {reason}", flush=True))
+        except Exception:  # the outermost loop: the log gets the whole story, the supervisor its last line
+            traceback.print_exc()
+            return 1
+        self._wait(self._say(head, last_word))
+        self._wait(runtime.close())
+        return 0
+
+    async def _open(self, head_address: str, listen: str) -> tuple[Job, ActorRuntime, Link]:
+        bus = self._make_bus()
+        job = make_job(bus, self._settings, self._driver, self._paths, self._clock)
+        runtime = ActorRuntime(bus, build_controller, self._settings, self._settings.run.seed,
+                               worker=ThreadWorker("controller"), clock=self._clock)
+        head = await runtime.start(head_address, listen)
+        self._driver.start(job.watch(runtime))
+        return job, runtime, head
+
+    async def _say(self, head: Link, last_word: JobFinished) -> None:
+        await head.call(last_word, deadline_s=LAST_WORD_DEADLINE_S)
+
+    def _wait(self, coroutine: Any) -> Any:
+        return self._driver.start(coroutine).result(timeout=60.0)
+
+
+def build_controller(context: Context) -> Role:
+    return ControllerRole(context)

@@ -1,0 +1,91 @@
+"""The same job in one process: every role a task on one loop, the in-memory transport, the recipe on the main thread.
+
+A role's computation runs on this very thread, so `breakpoint()` in a role, a reward or the recipe stops everything and shows
+one stack. Actors that join from elsewhere, restarts and `stop` of a single actor need processes and are not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from cosmos_actor.actors.context import Context, SystemClock
+from cosmos_actor.actors.handle import InlineDriver
+from cosmos_actor.actors.head import Head
+from cosmos_actor.actors.role import Role
+from cosmos_actor.actors.run_directory import RunDirectory
+from cosmos_actor.actors.runtime import ActorRuntime
+from cosmos_actor.actors.worker import InlineWorker
+from cosmos_actor.bus import Identity, MemoryNetwork, new_incarnation
+from cosmos_actor.job.assembly import inproc_bus, weight_source
+from cosmos_actor.job.controller import build_controller, make_job, run_recipe
+from cosmos_actor.job.job import Job
+from cosmos_actor.job.launch import Observer, Outcome
+from cosmos_actor.job.roles import CONTROLLER, SUPERVISOR, build_role
+from cosmos_actor.recipes.plan import plan_of
+from cosmos_actor.recipes.settings import RunSettings
+
+CLOSE_DEADLINE_S = 10.0
+
+
+def run_inproc(settings: RunSettings, directory: RunDirectory, observer: Observer) -> Outcome:
+    """Run the job to its end on this thread. Exceptions of roles and recipes come through as they are."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    cluster = InprocCluster(settings, directory, InlineDriver(loop))
+    try:
+        job = loop.run_until_complete(cluster.open())
+        last_word = run_recipe(job, lambda reason: observer.notice(f"back to the latest checkpoint: {reason}"))
+        return Outcome(last_word.exit_code, last_word.reason)
+    finally:
+        loop.run_until_complete(asyncio.wait_for(cluster.close(), CLOSE_DEADLINE_S))
+        loop.close()
+        asyncio.set_event_loop(None)
+
+
+class InprocCluster:
+    """Head, controller and every role of a run on one loop."""
+
+    def __init__(self, settings: RunSettings, directory: RunDirectory, driver: InlineDriver) -> None:
+        self._settings, self._directory, self._driver = settings, directory, driver
+        self._network = MemoryNetwork()
+        self._clock = SystemClock()
+        self._runtimes: list[ActorRuntime] = []
+        self._head: Head
+
+    async def open(self) -> Job:
+        """Start everybody; the job that the recipe runs."""
+        settings = self._settings
+        bus = inproc_bus(self._identity(SUPERVISOR, f"{SUPERVISOR}-0"), self._network, settings)
+        self._head = Head(bus, settings.model_dump(mode="json"), settings.run.seed, clock=time.time)
+        address = await self._head.start("memory://head")
+        placed = plan_of(settings).actors
+        for actor in placed:
+            if actor.role != CONTROLLER:
+                await self._start(actor.role, actor.actor, address)
+        bus = inproc_bus(self._identity(CONTROLLER, f"{CONTROLLER}-0"), self._network, settings, resolve_bulk=False)
+        job = make_job(bus, settings, self._driver, self._directory, self._clock)
+        runtime = self._runtime(bus, build_controller)
+        await runtime.start(address, f"memory://{CONTROLLER}-0")
+        self._driver.start(job.watch(runtime))
+        return job
+
+    async def close(self) -> None:
+        for runtime in reversed(self._runtimes):
+            await runtime.close()
+        await self._head.bus.close(drain_s=0.1)
+
+    async def _start(self, role: str, actor: str, head: str) -> None:
+        bus = inproc_bus(self._identity(role, actor), self._network, self._settings)
+        runtime = self._runtime(bus, lambda context: build_role(role, context))
+        await runtime.start(head, f"memory://{actor}")
+
+    def _runtime(self, bus, build: Callable[[Context], Role]) -> ActorRuntime:
+        runtime = ActorRuntime(bus, build, self._settings, self._settings.run.seed, worker=InlineWorker(),
+                               clock=self._clock, weights=weight_source(bus))
+        self._runtimes.append(runtime)
+        return runtime
+
+    def _identity(self, role: str, actor: str) -> Identity:
+        return Identity(self._directory.run_id, role, actor, new_incarnation())

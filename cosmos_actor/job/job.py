@@ -1,0 +1,176 @@
+"""A job, as a recipe sees it: role clients to call, steps to walk through, and everything that must hold between steps.
+
+    restore(latest checkpoint or none) -> steps ... -> finished
+            ^------- StateLost (a stateful actor died) --'
+
+Invariant: at the end of a step, all that happened up to it is in the metrics and the ledger, and a checkpoint of step k is
+enough to go on exactly as an uninterrupted run would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from cosmos_actor.actors.context import ActorClock
+from cosmos_actor.actors.fleet import Fleet
+from cosmos_actor.actors.handle import Driver, Handle
+from cosmos_actor.actors.ledger import Ledger
+from cosmos_actor.actors.run_directory import RunPaths
+from cosmos_actor.actors.runtime import ActorRuntime
+from cosmos_actor.bus import Bus
+from cosmos_actor.job.checkpoints import Checkpoints
+from cosmos_actor.job.clients import Data, Policy, Reference, ReplayBuffer, Reward, Rollout
+from cosmos_actor.job.journal import Journal
+from cosmos_actor.job.weights import Weights
+
+
+class StopAsked(Exception):
+    """Somebody asked the job to stop; everything up to the last finished step is saved."""
+
+
+class Job:
+    """What a recipe's loop works with. Used from the recipe's thread; the clients' coroutines run on the bus's loop."""
+
+    def __init__(self, settings: Any, *, bus: Bus, fleet: Fleet, driver: Driver, clock: ActorClock, paths: RunPaths,
+                 ledger: Ledger, journal: Journal) -> None:
+        self.settings = settings
+        self.bus, self.fleet, self.driver, self.clock = bus, fleet, driver, clock
+        self.paths = paths
+        self.ledger, self.journal = ledger, journal
+        self.checkpoints = Checkpoints(paths, keep_last=settings.run.keep_last)
+        self.step = 0
+        """The last finished step."""
+        self.step_in_hand = 0
+        """The step being done, or the last finished one between two."""
+        self.epoch = 0
+        self.stop_asked = ""
+        self.dispatched_through = 0
+        self._stored: dict[int, Handle[Any]] = {}
+        self._ended: BaseException | None = None
+        self.data, self.rollout, self.reward = Data(self), Rollout(self), Reward(self)
+        self.replay_buffer, self.reference, self.policy = ReplayBuffer(self), Reference(self), Policy(self)
+        self.weights = Weights(self)
+
+    @property
+    def last_step(self) -> int:
+        """The step at which the job is done: SFT steps, then updates by reinforcement."""
+        return int(self.settings.policy.sft_steps + self.settings.run.steps)
+
+    # ---- walking through steps
+
+    def steps(self, last: int) -> Iterator[int]:
+        """The steps up to and including `last` that are still to do; between two of them the job is made safe."""
+        while self.step < last:
+            self.step_in_hand = self.step + 1
+            self.journal.begin(self.step_in_hand)
+            yield self.step_in_hand
+            self.step = self.step_in_hand
+            self.journal.finish(rollouts=len(self.fleet.links("rollout")))
+            self._make_safe(at_end=self.step == last)
+
+    def dispatchable(self, step: int) -> Iterator[int]:
+        """The steps whose samples may be asked for before step `step` is trained, each once: `max_staleness` ahead."""
+        furthest = min(step + self.settings.run.max_staleness, self.last_step)
+        while self.dispatched_through < furthest:
+            self.dispatched_through += 1
+            yield self.dispatched_through
+
+    def expect(self, step: int, stored: Handle[Any]) -> None:
+        """`stored` is done when the samples of `step` are in the replay buffer."""
+        self._stored[step] = stored
+
+    def wait_for(self, step: int) -> None:
+        """Wait until the samples of `step` are stored. They may be so from before a resume."""
+        stored = self._stored.pop(step, None)
+        if stored is not None:
+            with self.journal.waiting("rollout"):
+                stored.resolve()
+
+    def log(self, phase: str, metrics: dict[str, Any]) -> None:
+        """Add to the line of the current step."""
+        self.journal.add(phase, metrics)
+
+    def evaluation_due(self, step: int) -> bool:
+        every = self.settings.run.eval_every
+        due = bool(every) and ((step - self.settings.policy.sft_steps) % every == 0 or step == self.last_step)
+        return due and step not in self.journal.evaluated
+
+    def evaluate(self) -> None:
+        """How well the newest weights answer held-out problems, greedily: a line of its own."""
+        step, problems = self.weights.published_step, self.settings.data.eval_problems
+        tasks = self.data.tasks(step, prompts=problems, samples=1, split="held_out")
+        accuracy = self.reward.accuracy(self.rollout.generate(tasks, step, greedy=True)).resolve()
+        self.journal.evaluation(step, accuracy, problems)
+
+    # ---- making safe, going back
+
+    def restore(self, reason: str) -> None:
+        """Become the latest checkpoint, or the beginning: every stateful role, the ledger, the metrics and this object."""
+        for handle in self._stored.values():
+            handle.cancel()
+        self._stored.clear()
+        self.fleet.state_is_fresh()
+        latest = self.checkpoints.latest()
+        self.step = self.step_in_hand = latest.step if latest else 0
+        self.dispatched_through = max(latest.dispatched_through if latest else 0, self.settings.policy.sft_steps)
+        self.epoch = self.checkpoints.next_epoch()
+        directory = str(latest.directory) if latest else None
+        for client in (self.policy, self.replay_buffer):
+            client.restore(directory, self.step).resolve()
+        self.ledger.roll_back(self.step, reason, keep=latest.buffered if latest else ())
+        self.journal.roll_back(self.step)
+        self.weights.start_epoch(self.epoch)
+
+    def ask_to_stop(self, why: str) -> None:
+        """Finish the step in hand, save it, and end."""
+        self.stop_asked = why
+
+    async def watch(self, runtime: ActorRuntime) -> None:
+        """Make every wait of the recipe end when this actor's own life does."""
+        await runtime.stopped.wait()
+        self._ended = runtime.failure or StopAsked("the head asked for it")
+
+    def close(self) -> None:
+        self.journal.close()
+        self.ledger.close()
+
+    def check_interrupted(self) -> None:
+        """Called by every wait: raises what makes waiting pointless."""
+        if self._ended is not None:
+            raise self._ended
+        if self.fleet.lost is not None:
+            raise self.fleet.lost
+        self.weights.check()
+
+    def handle(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Handle[Any]:
+        return Handle(self.driver, coroutine, what, deadline_s=self.settings.run.deadline_s,
+                      interrupted=self.check_interrupted)
+
+    def call(self, role: str, message: Any, what: str, then: Callable[[Any], Any] = lambda answer: answer) -> Handle[Any]:
+        """A question to any member of `role`, its answer passed through `then`."""
+
+        async def ask() -> Any:
+            return then(await self.submit(role, message, what))
+
+        return self.handle(ask(), what)
+
+    async def submit(self, role: str, message: Any, what: str) -> Any:
+        return await self.fleet.submit(role, message, deadline_s=self.settings.run.deadline_s, what=what)
+
+    def _make_safe(self, *, at_end: bool) -> None:
+        due = self.step % self.settings.run.checkpoint_every == 0
+        if due or at_end or self.stop_asked:
+            self._checkpoint()
+        if self.stop_asked and self.step < self.last_step:
+            raise StopAsked(self.stop_asked)
+
+    def _checkpoint(self) -> None:
+        """Two phases: every stateful role writes its part; only when all have does the tracker move."""
+        for step in sorted(self._stored):
+            self.wait_for(step)
+        with self.checkpoints.writing(self.step) as draft:
+            for client in (self.policy, self.replay_buffer):
+                draft.add(client.save(str(draft.directory), self.step).resolve())
+            draft.finish(seed=self.settings.run.seed, step=self.step, dispatched_through=self.dispatched_through,
+                         buffered=self.ledger.buffered_keys())

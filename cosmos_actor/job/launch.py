@@ -1,0 +1,170 @@
+"""Start a job and see it to its end: the head, the supervisor and one process per actor, or everything in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cosmos_actor.actors.child_spec import ChildSpec
+from cosmos_actor.actors.decisions import EndKind
+from cosmos_actor.actors.head import Head
+from cosmos_actor.actors.messages import ActorStatus, JobFinished
+from cosmos_actor.actors.placement import PlacedActor
+from cosmos_actor.actors.restart_policy import Restart, Strategy
+from cosmos_actor.actors.run_directory import RunDirectory
+from cosmos_actor.actors.supervisor import Supervisor
+from cosmos_actor.bus import Identity, KeyRing, make_run_keys, new_incarnation
+from cosmos_actor.job.assembly import make_bus
+from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES, SUPERVISOR
+from cosmos_actor.recipes.plan import plan_of
+from cosmos_actor.recipes.settings import RunSettings
+
+STATUS_PERIOD_S = 1.0
+"""Period of status.json."""
+MISTAKE = 2
+"""Exit code of an actor that met a mistake which a person can put right: a restart would meet it again."""
+
+
+class Observer(Protocol):
+    """Who watches a job."""
+
+    def notice(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the job ended: the exit code of the command, and one line."""
+
+    exit_code: int
+    reason: str
+
+
+def launch(settings: RunSettings, *, directory: RunDirectory, inproc: bool, listen: str | None,
+           observer: Observer) -> Outcome:
+    """Run the job of `directory` to its end, from its latest checkpoint if it has one."""
+    keys = {role: directory.keys / f"{role}.key" for role in KEYED_ROLES}
+    if not all(path.exists() for path in keys.values()):
+        make_run_keys(directory.keys, directory.run_id, KEYED_ROLES)
+    if inproc:
+        from cosmos_actor.job.inproc import run_inproc
+
+        return run_inproc(settings, directory, observer)
+    return asyncio.run(Launch(settings, directory, keys, listen, observer).run())
+
+
+class Launch:
+    """One host's part of a job, under supervision. Guarantee: when `run` returned, none of its processes is left."""
+
+    def __init__(self, settings: RunSettings, directory: RunDirectory, keys: dict[str, Path], listen: str | None,
+                 observer: Observer) -> None:
+        self._settings, self._directory, self._keys, self._observer = settings, directory, keys, observer
+        self._listen = listen or f"tcp://{settings.bus.host}:{settings.bus.port}"
+        self._last_word: JobFinished | None = None
+        self._mistake = ""
+        self._stopping: asyncio.Task[Any] | None = None
+        identity = Identity(directory.run_id, SUPERVISOR, f"{SUPERVISOR}-0", new_incarnation())
+        bus = make_bus(identity, KeyRing.load(keys[SUPERVISOR]), settings)
+        self._head = Head(
+            bus, settings.model_dump(mode="json"), settings.run.seed, status_path=directory.root / "status.json",
+            events=directory.writer(directory.events), clock=time.time, on_ready=self._ready, on_status=self._status,
+            on_finished=self._finished)
+        self._supervisor: Supervisor
+
+    async def run(self) -> Outcome:
+        address = await self._head.start(self._listen)
+        limits = self._settings.supervisor
+        self._supervisor = Supervisor(
+            list(self._specs(address)), run_directory=self._directory, strategy=Strategy(limits.strategy),
+            limits=limits.limits(), on_event=self._on_event)
+        status = asyncio.get_running_loop().create_task(self._keep_status())
+        self._listen_to_signals()
+        try:
+            await self._supervisor.start()
+            end = await self._supervisor.wait()
+        finally:
+            status.cancel()
+            await self._head.stop_joined("the run is over")
+            await self._head.bus.close(drain_s=1.0)
+        return self._outcome(end.kind, end.reason)
+
+    # ---- what runs
+
+    def _specs(self, head: str) -> list[ChildSpec]:
+        """In the plan's order: the controller first, so that it is stopped last; nobody waits for another to start."""
+        return [self._spec(placed, head) for placed in plan_of(self._settings).actors]
+
+    def _spec(self, placed: PlacedActor, head: str) -> ChildSpec:
+        limits, controls = self._settings.supervisor, placed.role == CONTROLLER
+        env = {} if controls else getattr(self._settings, placed.role).env
+        return ChildSpec(
+            actor=placed.actor, role=placed.role, command=self._command(placed, head), env={**placed.env, **env},
+            restart=Restart.TRANSIENT if controls else Restart.PERMANENT, significant=controls, after=(),
+            start_s=limits.start_s, shutdown_s=limits.shutdown_s, heartbeat_s=limits.stuck_s)
+
+    def _command(self, placed: PlacedActor, head: str) -> tuple[str, ...]:
+        command = (placed.python, "-m", "cosmos_actor.job.actor", "--role", placed.role, "--actor", placed.actor,
+                   "--connect", head, "--key", str(self._keys[placed.role]),
+                   "--listen", f"tcp://{self._settings.bus.host}:0", "--run-dir", str(self._directory.root))
+        if placed.ranks == 1:
+            return command
+        return (placed.python, "-m", "cosmos_actor.actors.launch", "--ranks", str(placed.ranks), "--", *command)
+
+    # ---- what happens
+
+    def _ready(self, actor: str, incarnation: str) -> None:
+        self._supervisor.mark_ready(actor, incarnation)
+
+    def _status(self, actor: str, incarnation: str, status: ActorStatus) -> None:
+        self._supervisor.heartbeat(actor, incarnation, progress=f"{status.busy_label or status.state} {status.progress}")
+
+    def _finished(self, last_word: JobFinished) -> None:
+        self._last_word = last_word
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if event["event"] != "exited":
+            return
+        self._head.exited(event["actor"], event["incarnation"], event["reason"])
+        if event["exit_code"] == MISTAKE and not self._mistake:
+            self._mistake = f"{event['actor']}: {event['reason']}"
+            self._stop(self._mistake)
+
+    async def _keep_status(self) -> None:
+        while True:
+            self._head.write_status()
+            await asyncio.sleep(STATUS_PERIOD_S)
+
+    # ---- the end
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
+
+    def _asked_to_stop(self, name: str) -> None:
+        """First the controller finishes and saves the step in hand; a second signal stops everything at once."""
+        controller = next((child for child in self._supervisor.children() if child["role"] == CONTROLLER), None)
+        if self._stopping is not None or controller is None or controller["pid"] is None:
+            self._stop(name)
+            return
+        self._observer.notice(f"{name}: finishing the step in hand; again to stop at once")
+        os.kill(controller["pid"], signal.SIGTERM)
+        self._stopping = asyncio.get_running_loop().create_task(self._stop_after_drain(name))
+
+    async def _stop_after_drain(self, name: str) -> None:
+        await asyncio.sleep(self._settings.supervisor.drain_s)
+        await self._supervisor.stop(f"{name}, and the step in hand took longer than supervisor.drain_s")
+
+    def _stop(self, reason: str) -> None:
+        self._stopping = asyncio.get_running_loop().create_task(self._supervisor.stop(reason))
+
+    def _outcome(self, kind: EndKind, reason: str) -> Outcome:
+        if self._mistake:
+            return Outcome(MISTAKE, self._mistake)
+        if kind is EndKind.FINISHED and self._last_word is not None:
+            return Outcome(self._last_word.exit_code, self._last_word.reason)
+        return Outcome(0 if kind is EndKind.STOPPED else 1, reason)

@@ -1,0 +1,30 @@
+"""Which class plays which role. Roles are loaded by name, so that only their own process pays for what they import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cosmos_actor.actors.context import Context
+from cosmos_actor.actors.loading import load_object
+from cosmos_actor.actors.role import Role
+
+ROLE_CLASSES = {
+    "data": "cosmos_actor.roles.data:DataRole",
+    "rollout": "cosmos_actor.roles.rollout:RolloutRole",
+    "reward": "cosmos_actor.roles.reward:RewardRole",
+    "replay_buffer": "cosmos_actor.roles.replay_buffer:ReplayBufferRole",
+    "reference": "cosmos_actor.roles.reference:ReferenceRole",
+    "policy": "cosmos_actor.roles.policy:PolicyRole",
+}
+CONTROLLER = "controller"
+SUPERVISOR = "supervisor"
+STATEFUL = frozenset({"policy", "replay_buffer"})
+"""Roles whose death rewinds the job; a test compares it with the classes."""
+KEYED_ROLES = (SUPERVISOR, CONTROLLER, *ROLE_CLASSES)
+"""Every role of a run has its own key pair."""
+
+
+def build_role(name: str, context: Context) -> Role:
+    """The role object of `name` in this process."""
+    role_class: Any = load_object(ROLE_CLASSES[name], setting="--role")
+    return role_class(context)  # type: ignore[no-any-return]

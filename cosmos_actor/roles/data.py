@@ -1,0 +1,59 @@
+"""Data: the prompts of each step. Its cursor is the step, so asking again for a step gives the same prompts."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from cosmos_actor.actors.role import Role, handles
+from cosmos_actor.actors.trajectory import GenerateTask
+from cosmos_actor.roles.messages import Demonstration, Demonstrations, DemonstrationsRequest, Tasks, TasksRequest
+from cosmos_actor.roles.task import load_task
+from cosmos_actor.roles.tokenizer import load_tokenizer
+
+FIRST_DEMONSTRATION = 1 << 40
+"""Demonstrations are numbered apart from the problems, so that SFT shows none of the prompts that GRPO draws first."""
+
+
+class DataRole(Role):
+    """Serves tasks and demonstrations as pure functions of (run seed, split, step). Holds nothing that could be lost."""
+
+    name = "data"
+
+    def setup(self) -> None:
+        settings = self.context.settings
+        self.task = load_task(settings, settings.run.seed)
+        self.tokenizer = load_tokenizer(settings.policy.model)
+
+    @handles(TasksRequest)
+    def tasks(self, request: TasksRequest) -> Tasks:
+        first = 0 if request.split == "held_out" else (request.step - 1) * request.prompts
+        prefix = "g" if request.split == "train" else f"{request.split}-"
+        return Tasks([
+            self._task(f"{prefix}{request.step:06d}-{place:04d}", request, first + place)
+            for place in range(request.prompts)
+        ])
+
+    @handles(DemonstrationsRequest)
+    def demonstrations(self, request: DemonstrationsRequest) -> Demonstrations:
+        first = FIRST_DEMONSTRATION + (request.step - 1) * request.count
+        return Demonstrations([self._demonstration(first + place) for place in range(request.count)])
+
+    def _task(self, group_id: str, request: TasksRequest, index: int) -> GenerateTask:
+        prompt, payload = self.task.problem(request.split, index)
+        return GenerateTask(
+            group_id=group_id, attempt=request.attempt, task=payload,
+            prompt=np.asarray(self.tokenizer.encode_prompt(prompt), dtype=np.int32), samples=request.samples,
+            seed=self._seed(request.split, request.step, index))
+
+    def _demonstration(self, index: int) -> Demonstration:
+        prompt, payload = self.task.problem("train", index)
+        return Demonstration(
+            prompt=np.asarray(self.tokenizer.encode_prompt(prompt), dtype=np.int32),
+            answer=np.asarray(self.tokenizer.encode_answer(self.task.answer(payload)), dtype=np.int32))
+
+    def _seed(self, split: str, step: int, index: int) -> int:
+        """63 bits that differ for each (run seed, split, step, index), the same in every placement."""
+        key = f"{self.context.settings.run.seed}/{split}/{step}/{index}".encode()
+        return int.from_bytes(hashlib.sha256(key).digest()[:8], "little") >> 1

@@ -1,0 +1,268 @@
+"""What the controller asks each role, and what it answers. Imports neither torch nor a model.
+
+Legend: P tokens of a prompt, T tokens of a demonstration, N tokens of all samples of a group, G samples of a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup
+from cosmos_actor.bus.schema import Json, array, schema
+from cosmos_actor.weight_plane.manifest import Manifest
+
+WEIGHTS_TOPIC = "weights"
+"""Newest version of the policy: rollouts follow it."""
+REFERENCE_TOPIC = "reference_weights"
+"""The frozen version that the KL term compares with: reference actors follow it."""
+
+
+# ---- data
+
+
+@schema("tasks_request", version=1)
+@dataclass(frozen=True)
+class TasksRequest:
+    """Asks for the prompts of one step. The answer depends on (seed, step, split) alone, so it can be asked again."""
+
+    step: int
+    prompts: int
+    samples: int
+    split: str
+    """"train", or "held_out" for problems that training never sees."""
+    attempt: int
+
+
+@schema("tasks", version=1)
+@dataclass(frozen=True)
+class Tasks:
+    tasks: List[GenerateTask]
+
+
+@schema("demonstrations_request", version=1)
+@dataclass(frozen=True)
+class DemonstrationsRequest:
+    """Asks for the demonstrations of one SFT step."""
+
+    step: int
+    count: int
+
+
+@schema("demonstration", version=1)
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt and its right answer, as tokens; the answer ends with the stop token."""
+
+    prompt: Any = array("int32", "P")
+    answer: Any = array("int32", "T")
+
+
+@schema("demonstrations", version=1)
+@dataclass(frozen=True)
+class Demonstrations:
+    demonstrations: List[Demonstration]
+
+
+# ---- rollout
+
+
+@schema("generation_request", version=1)
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One fixed batch: sampled together, by one engine, whichever that is."""
+
+    tasks: List[GenerateTask]
+    version_dispatch: int
+    """The newest published version when this was asked for: staleness counts from here."""
+    min_ordinal: int
+    """`Version.ordinal` that the engine waits for: it samples with this version or a newer one."""
+    greedy: bool
+    weights_deadline_s: float
+
+
+@schema("generation", version=1)
+@dataclass(frozen=True)
+class Generation:
+    groups: List[TrajectoryGroup]
+    seconds: float
+    """Time that the engine computed."""
+    tokens: int
+
+
+@schema("weights_report", version=1)
+@dataclass(frozen=True)
+class WeightsReport:
+    """A rollout says which weights it really holds; `problem` is empty unless a version could not be taken."""
+
+    actor: str
+    epoch: int
+    step: int
+    digest: str
+    problem: str
+
+
+# ---- reward, reference
+
+
+@schema("score_request", version=1)
+@dataclass(frozen=True)
+class ScoreRequest:
+    groups: List[TrajectoryGroup]
+
+
+@schema("column", version=1)
+@dataclass(frozen=True)
+class Column:
+    """One field of one group: [G] or [N] float32."""
+
+    values: Any = array("float32", "X")
+
+
+@schema("scores", version=1)
+@dataclass(frozen=True)
+class Scores:
+    """One column a group, in the order of the request, and who wrote it."""
+
+    columns: List[Column]
+    writer: str
+    seconds: float
+
+
+@schema("reference_request", version=1)
+@dataclass(frozen=True)
+class ReferenceRequest:
+    """Asks for the log-probs of the sampled tokens under the frozen reference policy."""
+
+    groups: List[TrajectoryGroup]
+
+
+# ---- replay buffer
+
+
+@schema("put_request", version=1)
+@dataclass(frozen=True)
+class PutRequest:
+    step: int
+    """The step that these groups are meant for."""
+    groups: List[TrajectoryGroup]
+
+
+@schema("put_reply", version=1)
+@dataclass(frozen=True)
+class PutReply:
+    stored: int
+    duplicates: int
+
+
+@schema("sample_request", version=1)
+@dataclass(frozen=True)
+class SampleRequest:
+    """Asks for `groups` groups to train at `version`; what is staler than `run.max_staleness` is dropped and named."""
+
+    groups: int
+    version: int
+
+
+@schema("sample", version=1)
+@dataclass(frozen=True)
+class Sample:
+    """`groups` is empty when fewer than asked for are `present`."""
+
+    groups: List[TrajectoryGroup]
+    dropped: Dict[str, List[str]]
+    """Reason -> "trajectory id@attempt" of what was too stale to train."""
+    present: int
+
+
+# ---- policy
+
+
+@schema("sft_request", version=1)
+@dataclass(frozen=True)
+class SftRequest:
+    """Step number `step` of the optimiser, on demonstrations. Asked twice, it is done once."""
+
+    step: int
+    demonstrations: List[Demonstration]
+
+
+@schema("update_request", version=1)
+@dataclass(frozen=True)
+class UpdateRequest:
+    """Step number `step` of the optimiser, on scored groups. Asked twice, it is done once."""
+
+    step: int
+    groups: List[TrajectoryGroup]
+
+
+@schema("update_reply", version=1)
+@dataclass(frozen=True)
+class UpdateReply:
+    step: int
+    metrics: Json
+    seconds: float
+
+
+@schema("publish_request", version=1)
+@dataclass(frozen=True)
+class PublishRequest:
+    epoch: int
+    step: int
+
+
+@schema("publish_reference_request", version=1)
+@dataclass(frozen=True)
+class PublishReferenceRequest:
+    """Freeze the policy as it is as the reference: keep it in `directory` and publish it for the rest of the run.
+
+    When `directory` already holds a frozen reference, that one is published, so a resumed run compares with the same.
+    """
+
+    epoch: int
+    step: int
+    directory: str
+
+
+@schema("published", version=1)
+@dataclass(frozen=True)
+class Published:
+    manifest: Manifest
+    seconds: float
+
+
+# ---- checkpoints, common to the stateful roles
+
+
+@schema("save_request", version=1)
+@dataclass(frozen=True)
+class SaveRequest:
+    """Write what this role holds below `directory`, so that RestoreRequest brings it back exactly."""
+
+    directory: str
+    step: int
+
+
+@schema("saved", version=1)
+@dataclass(frozen=True)
+class Saved:
+    part: str
+    step: int
+    digest: str
+    """SHA-256 of what was saved, empty where the files carry their own."""
+
+
+@schema("restore_request", version=1)
+@dataclass(frozen=True)
+class RestoreRequest:
+    """Become what `directory` holds, or what a fresh start holds when it is None."""
+
+    directory: Optional[str]
+    step: int
+
+
+@schema("restored", version=1)
+@dataclass(frozen=True)
+class Restored:
+    part: str
+    step: int

@@ -1,0 +1,57 @@
+"""Reference: log-probs of sampled tokens under the frozen policy of the KL term."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import numpy as np
+
+from cosmos_actor.actors.role import Role, follows, handles
+from cosmos_actor.bus.errors import DeadlineExceeded
+from cosmos_actor.roles.messages import REFERENCE_TOPIC, Column, ReferenceRequest, Scores
+from cosmos_actor.weight_plane.manifest import Manifest
+
+
+class ReferenceRole(Role):
+    """Stateless: the frozen weights are announced anew to whoever joins. Scores nothing before it has verified them."""
+
+    name = "reference"
+
+    def setup(self) -> None:
+        from cosmos_actor.trainer.scorer import Scorer
+
+        settings = self.context.settings
+        self.scorer = Scorer(settings.policy, temperature=settings.rollout.temperature)
+        self.frozen: Manifest | None = None
+        self.taken = asyncio.Event()
+
+    def weights_held(self) -> str:
+        return "" if self.frozen is None else str(self.frozen.version.step)
+
+    @follows(REFERENCE_TOPIC)
+    async def on_weights(self, manifest: Manifest) -> None:
+        weights = self.context.weights
+        assert weights is not None
+        tensors = await weights.pull(manifest, self.context.settings.weights.deadline_s)
+        await self.context.compute("load_weights", self._take, manifest, tensors)
+        self.taken.set()
+
+    def _take(self, manifest: Manifest, tensors: Mapping[str, np.ndarray]) -> None:
+        self.scorer.load_weights(tensors, manifest.version.step, manifest.digest)
+        self.frozen = manifest
+
+    @handles(ReferenceRequest, concurrency=4)
+    async def score(self, request: ReferenceRequest) -> Scores:
+        deadline_s = self.context.settings.weights.deadline_s
+        try:
+            await asyncio.wait_for(self.taken.wait(), deadline_s)
+        except asyncio.TimeoutError as error:
+            raise DeadlineExceeded(f"{self.context.identity.actor} has waited {deadline_s:g} s for the reference weights",
+                                   setting="weights.deadline_s") from error
+        return await self.context.compute("score", self._score, request)  # type: ignore[no-any-return]
+
+    def _score(self, request: ReferenceRequest) -> Scores:
+        begun = self.context.clock.monotonic()
+        columns = [Column(values) for values in self.scorer.logprobs(request.groups)]
+        return Scores(columns, self.context.identity.actor, self.context.clock.monotonic() - begun)

@@ -1,0 +1,27 @@
+"""Reward: judges texts by the task's own verifier. No torch, no model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cosmos_actor.actors.role import Role, handles
+from cosmos_actor.roles.task import load_task
+from cosmos_actor.roles.messages import Column, ScoreRequest, Scores
+
+
+class RewardRole(Role):
+    """Scores groups. A verifier that raises is an error of the call, never a score of 0."""
+
+    name = "reward"
+
+    def setup(self) -> None:
+        self.task = load_task(self.context.settings, self.context.settings.run.seed)
+
+    @handles(ScoreRequest, concurrency=4)
+    def score(self, request: ScoreRequest) -> Scores:
+        begun = self.context.clock.monotonic()
+        columns = [
+            Column(np.array([self.task.reward(group.task, text) for text in group.texts], dtype=np.float32))
+            for group in request.groups
+        ]
+        return Scores(columns, writer=self.context.identity.actor, seconds=self.context.clock.monotonic() - begun)

@@ -1,0 +1,54 @@
+"""Who is here: one live incarnation an actor, and who departed stays away."""
+
+from __future__ import annotations
+
+from cosmos_actor.actors.messages import Announce
+from cosmos_actor.actors.registry import DEPARTED_KEPT, Registry
+from cosmos_actor.bus.identity import Identity
+
+
+def identity(actor: str, incarnation: str) -> Identity:
+    return Identity("run", actor.rpartition("-")[0], actor, incarnation)
+
+
+def announce(port: int = 1, joined: bool = False) -> Announce:
+    return Announce(address=f"tcp://h:{port}", pid=port, python="python", host="h", joined=joined)
+
+
+def test_a_newer_incarnation_replaces_the_older_one_and_says_why():
+    registry = Registry()
+    registry.announce(identity("rollout-0", "1-a"), announce(1))
+    membership = registry.announce(identity("rollout-0", "2-b"), announce(2))
+    assert [(member.incarnation, member.pid) for member in membership.members] == [("2-b", 2)]
+    assert membership.departed == {"1-a": "replaced by incarnation 2-b"}
+
+
+def test_the_departure_of_an_old_incarnation_leaves_the_new_one_in_place():
+    registry = Registry()
+    registry.announce(identity("rollout-0", "1-a"), announce())
+    registry.announce(identity("rollout-0", "2-b"), announce())
+    membership = registry.departed("rollout-0", "1-a", "killed by SIGKILL")
+    assert [member.incarnation for member in membership.members] == ["2-b"]
+
+
+def test_the_serial_grows_with_every_change():
+    registry = Registry()
+    serials = [registry.announce(identity("data-0", "1"), announce()).serial, registry.leaving("data-0", "1").serial,
+               registry.departed("data-0", "1", "gone").serial]
+    assert serials == sorted(set(serials))
+
+
+def test_a_leaving_member_stays_until_it_departs():
+    registry = Registry()
+    registry.announce(identity("rollout-7", "1"), announce(joined=True))
+    assert registry.leaving("rollout-7", "0").members[0].leaving is False
+    assert registry.leaving("rollout-7", "1").members[0].leaving is True
+    assert registry.departed("rollout-7", "1", "left").members == []
+
+
+def test_departures_are_kept_up_to_a_bound_newest_last():
+    registry = Registry()
+    for number in range(DEPARTED_KEPT + 3):
+        registry.departed("rollout-0", str(number), "gone")
+    departed = registry.membership().departed
+    assert len(departed) == DEPARTED_KEPT and list(departed)[-1] == str(DEPARTED_KEPT + 2)

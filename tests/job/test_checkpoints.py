@@ -1,0 +1,68 @@
+"""The tracker names a complete checkpoint, whenever the writer ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from cosmos_actor.actors.errors import UserError
+from cosmos_actor.actors.run_directory import RunPaths
+from cosmos_actor.job.checkpoints import Checkpoints
+from cosmos_actor.roles.messages import Saved
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    made = Checkpoints(RunPaths(tmp_path), keep_last=2)
+    made.root.mkdir()
+    return made
+
+
+def write(checkpoints: Checkpoints, step: int, buffered=(("g1/0", 0),)) -> None:
+    with checkpoints.writing(step) as draft:
+        (draft.directory / "policy").mkdir()
+        draft.add(Saved("policy", step, "abc"))
+        draft.finish(seed=1, step=step, dispatched_through=step + 1, buffered=list(buffered))
+
+
+def test_there_is_no_latest_before_the_first(checkpoints):
+    assert checkpoints.latest() is None
+
+
+def test_the_latest_brings_back_what_was_written(checkpoints):
+    write(checkpoints, 5)
+    write(checkpoints, 10)
+    latest = checkpoints.latest()
+    assert (latest.step, latest.dispatched_through, latest.buffered) == (10, 11, (("g1/0", 0),))
+    assert latest.directory.name == "iter_000000010" and (latest.directory / "policy").is_dir()
+
+
+def test_a_writer_that_fails_leaves_the_latest_and_no_rubbish(checkpoints):
+    write(checkpoints, 5)
+    with pytest.raises(RuntimeError), checkpoints.writing(6) as draft:
+        (draft.directory / "half").touch()
+        raise RuntimeError("killed")
+    assert checkpoints.latest().step == 5
+    assert sorted(path.name for path in checkpoints.root.iterdir()) == ["iter_000000005"]
+
+
+def test_only_the_newest_are_kept(checkpoints):
+    for step in (1, 2, 3):
+        write(checkpoints, step)
+    assert sorted(path.name for path in checkpoints.root.glob("iter_*")) == ["iter_000000002", "iter_000000003"]
+
+
+def test_a_step_may_be_written_again_after_a_rewind(checkpoints):
+    write(checkpoints, 5, buffered=[("old/0", 0)])
+    write(checkpoints, 5, buffered=[("new/0", 1)])
+    assert checkpoints.latest().buffered == (("new/0", 1),)
+
+
+def test_a_damaged_checkpoint_is_one_line_that_names_the_file(checkpoints):
+    write(checkpoints, 5)
+    (checkpoints.latest().directory / "job.json").write_text('{"step":')
+    with pytest.raises(UserError, match=r"iter_000000005.*latest_checkpoint\.txt"):
+        checkpoints.latest()
+
+
+def test_epochs_never_repeat(checkpoints):
+    assert [checkpoints.next_epoch() for _ in range(3)] == [0, 1, 2]

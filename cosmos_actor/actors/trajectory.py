@@ -8,13 +8,13 @@ Legend
 A group travels along the roles and each adds its own fields (reward, reference log-probs, values). Nothing is padded
 and nothing is re-tokenised: training sees the very token ids that were sampled.
 """
-# A simulator's own interpreter may be a Python 3.8: its typing names and no zip(strict=).
-# ruff: noqa: UP006, UP035, UP045, B905
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field, replace
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class FieldAlreadyWritten(TrajectoryError):
         self.group_id, self.name, self.first, self.second = group_id, name, first, second
 
 
-def trajectory_ids(group_id: str, samples: int) -> Tuple[str, ...]:
+def trajectory_ids(group_id: str, samples: int) -> tuple[str, ...]:
     """The ids of the `samples` trajectories that a dispatched group stands for: ``g000012/0``, ``g000012/1``, …"""
     return tuple([f"{group_id}/{index}" for index in range(samples)])
 
@@ -71,16 +71,16 @@ class TrajectoryGroup:
     """The weight version when the group was asked for: staleness counts from here, not from its completion."""
     finished: Array = array("uint8", "G")
     """1: ended by a stop token; 0: cut at the longest allowed length."""
-    texts: List[str]
-    rewards: Optional[Array] = array("float32", "G", optional=True)
-    reference_logprobs: Optional[Array] = array("float32", "N", optional=True)
-    values: Optional[Array] = array("float32", "N", optional=True)
-    indices: Optional[Array] = array("int32", "G", optional=True)
+    texts: list[str]
+    rewards: Array | None = array("float32", "G", optional=True)
+    reference_logprobs: Array | None = array("float32", "N", optional=True)
+    values: Array | None = array("float32", "N", optional=True)
+    indices: Array | None = array("int32", "G", optional=True)
     """Place of each sample in the dispatched group; absent: 0..G-1."""
-    version_min: Optional[int] = None
+    version_min: int | None = None
     """Smallest of `versions`, filled in when absent, so that staleness is known where the tokens are not."""
-    version_max: Optional[int] = None
-    written_by: Dict[str, str] = field(default_factory=dict)
+    version_max: int | None = None
+    written_by: dict[str, str] = field(default_factory=dict)
     """Appended field -> actor."""
 
     def __post_init__(self) -> None:
@@ -100,14 +100,14 @@ class TrajectoryGroup:
         return int(self.lengths.sum())
 
     @property
-    def trajectory_ids(self) -> Tuple[str, ...]:
+    def trajectory_ids(self) -> tuple[str, ...]:
         """One id a sample, the same before and after `select`."""
         if self.indices is None:
             return trajectory_ids(self.group_id, self.samples)
         return tuple([f"{self.group_id}/{index}" for index in self.indices.tolist()])
 
     @property
-    def keys(self) -> List[Tuple[str, int]]:
+    def keys(self) -> list[tuple[str, int]]:
         """(trajectory id, attempt) of each sample: its rows in the ledger."""
         return [(name, self.attempt) for name in self.trajectory_ids]
 
@@ -117,12 +117,11 @@ class TrajectoryGroup:
         arrays = [self.prompt] + [getattr(self, name) for name in PER_SAMPLE + PER_TOKEN + ("indices",)]
         return sum(int(a.nbytes) for a in arrays if a is not None) + sum(len(text) for text in self.texts)
 
-    def slices(self) -> List[slice]:
+    def slices(self) -> list[slice]:
         """For each sample the place of its tokens in every [N] array."""
-        ends = np.cumsum(self.lengths).tolist()
-        return [slice(start, end) for start, end in zip([0] + ends[:-1], ends)]
+        return [slice(start, end) for start, end in pairwise([0, *np.cumsum(self.lengths).tolist()])]
 
-    def split(self, name: str) -> List[np.ndarray]:
+    def split(self, name: str) -> list[np.ndarray]:
         """The [N] array `name` as G views, one a sample."""
         values = getattr(self, name)
         return [values[part] for part in self.slices()]
@@ -141,16 +140,16 @@ class TrajectoryGroup:
         if keep.shape != (self.samples,) or keep.dtype != np.bool_:
             raise MalformedGroup(self.group_id, f"a mask is [{self.samples}] bool, not {list(keep.shape)} {keep.dtype}")
         tokens = np.repeat(keep, self.lengths)
-        parts: Dict[str, Any] = {name: _masked(getattr(self, name), keep) for name in PER_SAMPLE}
+        parts: dict[str, Any] = {name: _masked(getattr(self, name), keep) for name in PER_SAMPLE}
         parts.update({name: _masked(getattr(self, name), tokens) for name in PER_TOKEN})
         parts["indices"] = self._indices()[keep]
-        parts["texts"] = [text for text, kept in zip(self.texts, keep.tolist()) if kept]
+        parts["texts"] = [text for text, kept in zip(self.texts, keep.tolist(), strict=True) if kept]
         return replace(self, version_min=None, version_max=None, **parts)
 
     def copy(self) -> TrajectoryGroup:
         """The same in memory of its own: views over received frames end with their message."""
         columns = vars(self).items()
-        arrays: Dict[str, Any] = {name: value.copy() for name, value in columns if isinstance(value, np.ndarray)}
+        arrays: dict[str, Any] = {name: value.copy() for name, value in columns if isinstance(value, np.ndarray)}
         return replace(self, **arrays)
 
     def with_field(self, name: str, value: Any, writer: str) -> TrajectoryGroup:
@@ -166,7 +165,7 @@ class TrajectoryGroup:
         expected = (getattr(self, APPENDABLE[name]),)
         if column.shape != expected:
             raise MalformedGroup(self.group_id, f"`{name}` is {list(expected)}, not {list(column.shape)}")
-        changes: Dict[str, Any] = {name: column, "written_by": {**self.written_by, name: writer}}
+        changes: dict[str, Any] = {name: column, "written_by": {**self.written_by, name: writer}}
         return replace(self, **changes)
 
     def check(self) -> None:
@@ -186,7 +185,7 @@ class TrajectoryGroup:
         return np.arange(self.samples, dtype=np.int32) if self.indices is None else self.indices
 
 
-def _masked(column: Optional[np.ndarray], mask: np.ndarray) -> Optional[np.ndarray]:
+def _masked(column: np.ndarray | None, mask: np.ndarray) -> np.ndarray | None:
     return None if column is None else column[mask]
 
 
@@ -204,12 +203,12 @@ class GenerateTask:
     """Sample i draws its noise from (seed, i, position), whoever its neighbours in the batch are."""
 
     @property
-    def trajectory_ids(self) -> Tuple[str, ...]:
+    def trajectory_ids(self) -> tuple[str, ...]:
         """The ids of the trajectories that this task will become."""
         return trajectory_ids(self.group_id, self.samples)
 
     @property
-    def keys(self) -> List[Tuple[str, int]]:
+    def keys(self) -> list[tuple[str, int]]:
         """(trajectory id, attempt) of each: its rows in the ledger."""
         return [(name, self.attempt) for name in self.trajectory_ids]
 
@@ -218,7 +217,7 @@ class GenerateTask:
 class GenerateRequest:
     """One fixed batch: it is generated together, wherever that happens."""
 
-    tasks: List[GenerateTask]
+    tasks: list[GenerateTask]
     version_dispatch: int
     min_version: int
     """An engine that holds an older version waits for this one before it samples."""
@@ -228,14 +227,14 @@ class GenerateRequest:
 class GroupBatch:
     """Groups in the order of their ids."""
 
-    groups: List[TrajectoryGroup]
+    groups: list[TrajectoryGroup]
 
 
-def in_order(groups: Iterable[TrajectoryGroup]) -> List[TrajectoryGroup]:
+def in_order(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
     """By (group id, attempt), the one order in which groups are batched, whatever order they arrived in."""
     return sorted(groups, key=order_of)
 
 
-def order_of(group: TrajectoryGroup) -> Tuple[int, str, int]:
+def order_of(group: TrajectoryGroup) -> tuple[int, str, int]:
     """Sort key. Shorter ids come first, so that g1000000 follows g999999."""
     return (len(group.group_id), group.group_id, group.attempt)

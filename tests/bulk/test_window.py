@@ -31,7 +31,15 @@ def test_a_lost_chunk_is_asked_for_again_and_first() -> None:
     stream.ask(0.0)
     assert stream.next_overdue() == 1.0
     assert stream.ask(1.0) == [0, 1]
+    assert stream.next_overdue() == 3.0, "twice as patient after each loss"
     assert stream.statistics()["asked_again"] == 2
+
+
+def test_what_was_on_its_way_over_a_broken_connection_is_wanted_again_at_once() -> None:
+    stream = window()
+    stream.ask(0.0)
+    stream.connection_broke()
+    assert stream.ask(0.1) == [0, 1]
 
 
 def test_a_slow_peer_that_still_delivers_is_not_asked_twice() -> None:
@@ -84,5 +92,5 @@ def test_every_chunk_is_kept_exactly_once_whatever_happens(chunks: int, credit: 
             if what == "twice":
                 stream.arrived(chunk, now)
             assert stream.statistics()["on_their_way"] <= credit
-        now += 1.0
+        now = max(now, stream.next_overdue() or 0.0)
     assert stream.complete and sorted(kept) == list(range(chunks))

@@ -18,7 +18,7 @@ class ChunkWindow:
     """
 
     def __init__(self, nbytes: int, chunk_bytes: int, *, credit: int, overdue_s: float) -> None:
-        """`nbytes` in chunks of `chunk_bytes`, the last one shorter; what is not here after `overdue_s` counts as lost."""
+        """`nbytes` in chunks of `chunk_bytes`, the last one shorter; not here after `overdue_s` is lost."""
         if chunk_bytes <= 0 or credit <= 0:
             raise ValueError(f"chunks of {chunk_bytes} bytes with a credit of {credit} move nothing")
         self.nbytes = nbytes
@@ -70,6 +70,10 @@ class ChunkWindow:
             self.asked_again += 1
         return self._damaged.get(chunk, 0)
 
+    def connection_broke(self) -> None:
+        """Nothing that was asked for will come; all of it is wanted again."""
+        self._take_back(list(self._asked))
+
     def next_overdue(self) -> Optional[float]:
         """When the oldest request becomes overdue, or None with nothing on its way."""
         return min(self._asked.values()) + self._overdue_s if self._asked else None
@@ -84,7 +88,12 @@ class ChunkWindow:
 
     def _give_up_overdue(self, now: float) -> None:
         late = [chunk for chunk, asked in self._asked.items() if now - asked >= self._overdue_s]
-        for chunk in reversed(late):
+        if late:
+            self._take_back(late)
+            self._overdue_s *= 2  # A link so slow that it only looks dead must not be buried in repeated asks.
+
+    def _take_back(self, chunks: List[int]) -> None:
+        for chunk in reversed(chunks):
             del self._asked[chunk]
             self._wanted.appendleft(chunk)
-        self.asked_again += len(late)
+        self.asked_again += len(chunks)

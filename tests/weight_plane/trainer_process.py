@@ -1,0 +1,31 @@
+"""A trainer in a process of its own: publishes a version for each line on stdin and prints its manifest."""
+
+from __future__ import annotations
+
+import base64
+import sys
+
+from cosmos_actor.bus.bulk.server import BulkServer
+from cosmos_actor.bus.bulk.settings import MIB, BulkSettings
+from cosmos_actor.bus.bulk.store import BulkStore
+from cosmos_actor.bus.identity import Identity, new_incarnation
+from cosmos_actor.bus.schema import encode
+from cosmos_actor.weight_plane.publisher import WeightPublisher
+from cosmos_actor.weight_plane.version import Version
+from tests.weight_plane.models import large_model
+
+
+def main() -> None:
+    store = BulkStore(Identity("run", "policy", "policy-0", new_incarnation()), BulkSettings(budget_bytes=64 * MIB))
+    server = BulkServer(store)
+    server.start("tcp://127.0.0.1:0")
+    publisher = WeightPublisher(store, bucket_bytes=MIB)
+    for line in sys.stdin:
+        manifest = publisher.publish(Version("run", 0, int(line)), large_model(int(line)))
+        print(base64.b64encode(encode(manifest)[0]).decode(), flush=True)
+    server.close()
+    store.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -296,5 +296,7 @@ def _prepare(database: sqlite3.Connection, path: Path, read_only: bool) -> None:
         database.execute("PRAGMA synchronous = NORMAL")
     except sqlite3.DatabaseError as error:
         raise LedgerError(f"{path} can not be opened as a ledger: {error}") from error
+    if version == 0:
+        raise LedgerError(f"{path} is not a ledger yet")
     if version != FORMAT:
         raise LedgerError(f"{path} is a ledger of format {version}; this version reads format {FORMAT}")

@@ -75,7 +75,7 @@ def test_a_row_keeps_what_is_known_of_it(ledger):
             "dispatched_at_step": 3, "version_dispatch": 2, "version_min": 2, "version_max": 4,
             "trained_step": 5, "dispatched_time": 1.5, "changed_time": 1.5,
         }
-    ]  # fmt: skip
+    ]
 
 
 def test_trained_twice_names_the_id_and_both_steps_and_changes_nothing(ledger):
@@ -124,7 +124,7 @@ def test_a_dropped_trajectory_is_dispatched_again_under_a_higher_attempt(ledger)
     ledger.trained(keys_of(0, attempt=1), 1)
     assert ledger.balance() == {
         "dispatched": 8, "trained": 4, "dropped": {"rollout lost": 4}, "buffered": 0, "in_flight": 0, "balanced": True,
-    }  # fmt: skip
+    }
     assert [row["status"] for row in ledger.history("g000000/0")] == ["dropped", "trained"]
 
 
@@ -209,6 +209,19 @@ def test_another_file_or_format_is_refused(tmp_path):
         Ledger(path)
 
 
+def test_a_file_that_its_writer_has_not_begun_is_no_ledger_yet(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    path.touch()
+    with pytest.raises(LedgerError, match="not a ledger yet"):
+        Ledger(path, read_only=True)
+
+
+def test_a_row_that_vanishes_unbalances_the_ledger(ledger):
+    to_buffer(ledger, keys_of(0))
+    ledger._database.execute("DELETE FROM trajectories WHERE id = 'g000000/2'")
+    assert not ledger.balance()["balanced"]
+
+
 def test_threads_share_a_ledger(ledger):
     threads = [threading.Thread(target=to_buffer, args=(ledger, keys_of(group))) for group in range(16)]
     for thread in threads:
@@ -254,6 +267,32 @@ def test_killed_while_writing_it_is_readable_and_balanced(tmp_path):
             writer.stdout.close()
         assert all(balance["balanced"] and balance["dispatched"] >= 512 for balance in balances)
         check_after_death(path, at_least=balances[-1]["dispatched"])
+
+
+INTERRUPTED = """
+import sys, time
+from cosmos_actor.actors.ledger import Ledger
+ledger = Ledger(sys.argv[1])
+ledger.dispatched([("g000000/0", 0)], 0, 0)
+with ledger._transaction() as database:
+    database.execute("UPDATE counters SET value = 999")
+    database.execute("UPDATE trajectories SET status = 'trained'")
+    print("in the middle", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_killed_in_the_middle_of_a_transaction_nothing_of_it_is_there(tmp_path, popen):
+    path = tmp_path / "ledger.sqlite"
+    writer = popen([sys.executable, "-c", INTERRUPTED, str(path)], stdout=subprocess.PIPE)
+    assert writer.stdout.readline() == b"in the middle\n"
+    assert read_elsewhere(path)["in_flight"] == 1
+    writer.kill()
+    writer.wait(10)
+    with Ledger(path) as ledger:
+        assert ledger.balance() == {
+            "dispatched": 1, "trained": 0, "dropped": {}, "buffered": 0, "in_flight": 1, "balanced": True}
+        ledger.generated([("g000000/0", 0)], 0, 0)
 
 
 def read_elsewhere(path: Path) -> dict:
@@ -322,7 +361,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         undone = [
             key for key, (status, detail) in self.rows.items()
             if status != "dropped" and not (status == "trained" and detail <= step)
-        ]  # fmt: skip
+        ]
         assert self.ledger.roll_back(step, "test") == len(undone)
         self.rows.update({key: ("dropped", f"rolled back to step {step}: test") for key in undone})
 

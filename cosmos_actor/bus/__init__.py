@@ -9,15 +9,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
+    from .bus import Bus, CloseReport  # noqa: F401
+    from .clock import Clock  # noqa: F401
     from .codec import ArrayReference  # noqa: F401
     from .errors import *  # noqa: F403
     from .identity import Identity, host_id, new_incarnation  # noqa: F401
+    from .keys import KeyRing, make_run_keys  # noqa: F401
+    from .limits import Limits  # noqa: F401
+    from .link import Link  # noqa: F401
+    from .memory import MemoryNetwork, MemoryTransport  # noqa: F401
+    from .receipt import Receipt  # noqa: F401
     from .schema import Array, Json, array, decode, encode, known_schemas, schema_key  # noqa: F401
+    from .zmq_transport import ZmqTransport  # noqa: F401
 
 _HOMES = {
     "errors": "AddressInUse BulkCorrupt BulkError BulkFull BulkGone BusError CorruptFrame DeadlineExceeded "
     "DescriptorLimit GapError KeyFileError LinkClosed MessageTooLarge PeerLost PeerRefused RemoteError SchemaError "
     "SchemaMismatch UnknownSchema WouldBlock",
+    "bus": "Bus CloseReport",
+    "clock": "Clock",
+    "keys": "KeyRing make_run_keys",
+    "limits": "Limits",
+    "link": "Link",
+    "memory": "MemoryNetwork MemoryTransport",
+    "receipt": "Receipt",
+    "zmq_transport": "ZmqTransport",
     "identity": "Identity host_id new_incarnation",
     "codec": "ArrayReference",
     "schema": "Array Json array decode encode known_schemas schema_key",

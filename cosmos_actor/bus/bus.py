@@ -1,0 +1,304 @@
+"""The bus of one actor: it listens, dials, and hands messages to handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Executor
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from .clock import Clock
+from .dialler import Dialler
+from .doorman import Doorman
+from .errors import BusError, CorruptFrame, GapError, KeyFileError
+from .handlers import HandlerFunction, HandlerTable
+from .handshake import Introduction, introduce
+from .identity import Identity, host_id
+from .keys import KeyRing
+from .limits import Limits
+from .link import Link
+from .schema import known_schemas, schema_key
+
+log = logging.getLogger(__name__)
+
+TICKS_PER_HEARTBEAT = 4
+"""Deadlines of peers are looked at this often, so that a loss is noticed at most a quarter heartbeat late."""
+
+
+class CloseReport(NamedTuple):
+    """What a bounded close left behind; all zero after a clean one."""
+
+    undelivered: Dict[str, int]
+    """Peer -> messages of ours that it was not done with."""
+    stopped_handlers: int
+
+
+class Bus:
+    """One actor's end of all its links. Everything happens in the event loop in which ``start`` ran.
+
+    Register handlers before ``start``: a peer's first message may come with its introduction.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        transport: Any,
+        keys: Optional[KeyRing],
+        *,
+        limits: Optional[Limits] = None,
+        clock: Optional[Clock] = None,
+        resolve_bulk: bool = True,
+        executor: Optional[Executor] = None,
+        bulk: Any = None,
+        schemas: Optional[Mapping[str, Tuple[int, int]]] = None,
+    ) -> None:
+        _check_keys(identity, keys)
+        self.identity = identity
+        self.transport = transport
+        self.keys = keys
+        self.limits = Limits() if limits is None else limits
+        self.clock = Clock() if clock is None else clock
+        self.resolve_bulk = resolve_bulk
+        self.executor = executor
+        self.bulk = bulk
+        self.handlers = HandlerTable()
+        self.links: Dict[str, Link] = {}
+        self.diallers: Set[Dialler] = set()
+        self.address = ""
+        self.progress = 0
+        """Raise it whenever the actor has done something; peers see it in our heartbeats."""
+        self.busy_label = ""
+        self._busy_until = 0.0
+        self._schemas = schemas
+        self._doorman = Doorman(self)
+        self._up: List[Callable[[Link], Any]] = []
+        self._down: List[Callable[[Link, str], Any]] = []
+        self._gap: List[Callable[[Link, GapError], Any]] = []
+        self._published: Dict[str, Any] = {}
+        self._gone: Dict[Tuple[str, str], str] = {}
+        self._gone_sessions: Dict[str, str] = {}
+        self._counters = {"corrupt_frames": 0, "links_lost": 0, "gaps": 0}
+        self._ticker: Optional[asyncio.TimerHandle] = None
+        self._state = "new"
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self, listen: Optional[str] = "tcp://127.0.0.1:0") -> str:
+        """Listen (None: dial only) and begin to tick. Returns the address that others can dial.
+
+        Raises AddressInUse, DescriptorLimit, KeyFileError.
+        """
+        self._state = "running"
+        self._loop = asyncio.get_running_loop()
+        self.transport.open(self.identity, self.keys, self.limits)
+        if listen is not None:
+            self.address = self.transport.listen(listen, self._doorman)
+        self._tick_later()
+        return self.address
+
+    async def connect(self, address: str, *, role: str, actor: Optional[str] = None, deadline_s: float = 5.0) -> Link:
+        """A link to the actor that listens there; an existing live link to `actor` is returned as it is.
+
+        Raises PeerRefused with the reason, or DeadlineExceeded when nobody answers.
+        """
+        self._check_running()
+        known = self.links.get(actor) if actor else None
+        if known is not None and known.up:
+            return known
+        dialler = Dialler(self, address, role, actor)
+        self.diallers.add(dialler)
+        return await dialler.link_up(deadline_s)
+
+    async def close(self, drain_s: float = 5.0) -> CloseReport:
+        """Wait at most `drain_s` for what is under way, say goodbye, close. Never raises because of a peer."""
+        if self._state != "running":
+            return CloseReport({}, 0)
+        await self._drain(drain_s)
+        self._state = "closed"
+        if self._ticker is not None:
+            self._ticker.cancel()
+        stopped, undelivered = 0, {}
+        for link in list(self.links.values()):
+            stopped += link.incoming.cancel()
+            link.goodbye("closed")
+            left = self._over(link, "closed", closed_by_us=True)
+            undelivered.update({link.actor: left} if left else {})
+        for dialler in list(self.diallers):
+            dialler.stop()
+        self.transport.close(self.limits.linger_ms)
+        return CloseReport(undelivered, stopped)
+
+    async def _drain(self, drain_s: float) -> None:
+        ends = self._loop.time() + drain_s
+        while self._busy_links() and self._loop.time() < ends:
+            await asyncio.sleep(0.002)
+
+    def _busy_links(self) -> bool:
+        return any(link.out.under_way or link.incoming.running or link.incoming.tasks for link in self.links.values())
+
+    def _check_running(self) -> None:
+        if self._state != "running":
+            raise BusError(f"the bus of {self.identity} is {self._state}: call start() first")
+
+    # -- handlers -----------------------------------------------------------------------------------------------
+
+    def serve(self, message_type: type, handler: HandlerFunction, *, concurrency: int = 1) -> None:
+        """``handler(message, link)`` answers work and calls of this type with a message or None."""
+        self.handlers.add_request(message_type, handler, concurrency)
+
+    def serve_event(self, message_type: type, handler: HandlerFunction) -> None:
+        """``handler(message, link)`` sees the events of this type."""
+        self.handlers.add_event(message_type, handler)
+
+    def serve_state(self, topic: str, handler: HandlerFunction) -> None:
+        """``handler(message, link)`` sees the topic's latest value, of every peer that publishes it."""
+        self.handlers.add_topic(topic, handler)
+
+    def on_link_up(self, callback: Callable[[Link], Any]) -> None:
+        self._up.append(callback)
+
+    def on_link_down(self, callback: Callable[[Link, str], Any]) -> None:
+        """Called once per link, when it is over for good (not while a new wire is being dialled)."""
+        self._down.append(callback)
+
+    def on_gap(self, callback: Callable[[Link, GapError], Any]) -> None:
+        """Numbers were missing on a channel; they are asked for again."""
+        self._gap.append(callback)
+
+    def publish_state(self, topic: str, message: Any) -> None:
+        """To every link there is and every link to come."""
+        schema_key(message)
+        self._published[topic] = message
+        for link in self.links.values():
+            link.publish_state(message, topic)
+
+    def declare_busy(self, label: str, expected_s: float) -> None:
+        """Peers do not count silence against us for this long from now; 0 takes it back."""
+        self.busy_label = label
+        self._busy_until = self.clock.now() + expected_s
+        for link in self.links.values():
+            link.out.pulse(self.progress, expected_s, label)
+
+    def busy_s(self, now: float) -> float:
+        return max(0.0, self._busy_until - now)
+
+    # -- links --------------------------------------------------------------------------------------------------
+
+    def forget(self, actor: str, incarnation: str, reason: str) -> None:
+        """This incarnation is dead: its link ends now, receipts raise PeerLost, it is refused should it come back."""
+        self._gone[(actor, incarnation)] = reason
+        link = self.links.get(actor)
+        if link is not None and link.peer.incarnation == incarnation:
+            self.link_over(link, reason)
+
+    def introduction(self, session: str, wanted_role: str = "", wanted_actor: str = "") -> Introduction:
+        schemas = dict(known_schemas() if self._schemas is None else self._schemas)
+        return introduce(self.identity, self.limits, schemas, host_id(), session, wanted_role, wanted_actor)
+
+    def objection(self, theirs: Introduction) -> Optional[str]:
+        """Why this incarnation or session may not come in, or None."""
+        gone = self._gone.get((theirs.actor, theirs.incarnation)) or self._gone_sessions.get(theirs.session)
+        if gone is not None:
+            return f"stale incarnation {theirs.incarnation[:8]} of {theirs.actor}: {gone}"
+        known = self.links.get(theirs.actor)
+        if known is None or known.session == theirs.session or known.peer.incarnation != theirs.incarnation:
+            return None
+        # Both dialled each other: the link that the smaller name dialled stands, on both sides.
+        if known.dialled and self.identity.actor < theirs.actor:
+            return f"already linked: {self.identity.actor} has dialled {theirs.actor}"
+        return None
+
+    def adopt(self, theirs: Introduction, address: str, dialled: bool) -> Link:
+        """The link for a peer that passed the handshake; an older one to the same actor ends."""
+        known = self.links.get(theirs.actor)
+        if known is not None:
+            same = known.peer.incarnation == theirs.incarnation
+            if same and dialled and not known.dialled and known.up and theirs.actor < self.identity.actor:
+                return known
+            if not same:
+                self._gone[(known.actor, known.peer.incarnation)] = f"superseded by {theirs.incarnation[:8]}"
+            self.link_over(known, "a new session" if same else f"superseded by incarnation {theirs.incarnation[:8]}")
+        link = Link(self, theirs, address, dialled)
+        self.links[theirs.actor] = link
+        for topic, message in self._published.items():
+            link.publish_state(message, topic)
+        return link
+
+    def link_is_up(self, link: Link) -> None:
+        for callback in self._up:
+            self._loop.call_soon(callback, link)
+
+    def link_over(self, link: Link, reason: str) -> None:
+        """For good: the peer is lost or said goodbye."""
+        if link.lost is None:
+            log.info("%s: link to %s is over: %s", self.identity, link.peer, reason)
+            self._over(link, reason, closed_by_us=False)
+
+    def _over(self, link: Link, reason: str, *, closed_by_us: bool) -> int:
+        if link.lost is not None:
+            return 0
+        self._gone_sessions[link.session] = reason
+        self._counters["links_lost"] += 1
+        left = link.end(reason, closed_by_us=closed_by_us)
+        self._doorman.link_over(link)
+        for dialler in [dialler for dialler in self.diallers if dialler.link is link]:
+            dialler.stop()
+        if self.links.get(link.actor) is link:
+            del self.links[link.actor]
+        for callback in self._down:
+            self._loop.call_soon(callback, link, reason)
+        return left
+
+    # -- the tick -----------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look at the clock: heartbeats that are due, peers that are lost, handshakes that hang."""
+        now = self.clock.now()
+        for link in list(self.links.values()):
+            reason = link.tick(now)
+            if reason is not None:
+                self.link_over(link, reason)
+        for dialler in list(self.diallers):
+            dialler.tick(now)
+
+    def _tick_later(self) -> None:
+        self._ticker = self._loop.call_later(self.limits.heartbeat_interval_s / TICKS_PER_HEARTBEAT, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._tick_later()
+        self.tick()
+
+    # -- what happened ------------------------------------------------------------------------------------------
+
+    def count_corrupt(self, peer: str, error: CorruptFrame) -> None:
+        self._counters["corrupt_frames"] += 1
+        log.warning("%s: wire to %s closed: %s", self.identity, peer, error)
+
+    def log_refusal(self, peer: str, reason: str) -> None:
+        log.warning("%s: refused %s: %s", self.identity, peer, reason)
+
+    def report_gap(self, link: Link, error: GapError) -> None:
+        self._counters["gaps"] += 1
+        log.warning("%s: %s", self.identity, error)
+        for callback in self._gap:
+            self._loop.call_soon(callback, link, error)
+
+    def statistics(self) -> Dict[str, Any]:
+        """Counters since the start: of the bus, its transport, and each live link."""
+        return {
+            "identity": str(self.identity),
+            "address": self.address,
+            **self._counters,
+            **self._doorman.statistics(),
+            "transport": self.transport.statistics(),
+            "links": {actor: link.statistics() for actor, link in self.links.items()},
+        }
+
+
+def _check_keys(identity: Identity, keys: Optional[KeyRing]) -> None:
+    if keys is None:
+        return
+    if keys.run_id != identity.run_id:
+        raise KeyFileError(f"the keys belong to run {keys.run_id}, the bus to {identity.run_id}", setting="keys")
+    if keys.role != identity.role:
+        raise KeyFileError(f"the keys belong to role {keys.role}, the bus to {identity.role}", setting="keys")

@@ -1,0 +1,178 @@
+"""The side that dials: one peer, wire after wire, until the link is over."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any, List, Optional
+
+from .envelope import DATA, GOODBYE, HELLO, REFUSED, RESET, WELCOME, seal_control, unseal
+from .errors import BusError, CorruptFrame, DeadlineExceeded, PeerRefused
+from .handshake import from_payload, judge_protocol, judge_welcome, to_payload
+from .link import Link
+from .receipt import until
+
+
+class Dialler:
+    """Keeps one link supplied with wires.
+
+        dialling -> HELLO sent -> welcomed: link up -> wire down -> dialling ... -> stopped
+    """
+
+    def __init__(self, bus: Any, address: str, role: str, actor: Optional[str]) -> None:
+        self.bus = bus
+        self.address = address
+        self.role = role
+        self.actor = actor
+        self.session = uuid.uuid4().hex
+        self.link: Optional[Link] = None
+        self.last_trouble = "no attempt ended yet"
+        self._wire: Any = None
+        self._hello_at: Optional[float] = None
+        self._pause_s = bus.limits.redial_first_s
+        self._suspicions = 0
+        self._stopped = False
+        self._redial: Optional[asyncio.TimerHandle] = None
+        self._loop = asyncio.get_running_loop()
+        self._first: Any = self._loop.create_future()
+
+    async def link_up(self, deadline_s: float) -> Link:
+        """The link once it stands. PeerRefused: the other side (or we) said no. DeadlineExceeded: nobody answered."""
+        self._dial()
+        try:
+            return await until(self._first, deadline_s, lambda: self._nobody(deadline_s))  # type: ignore[no-any-return]
+        except BaseException:
+            self.stop()
+            raise
+
+    def _nobody(self, deadline_s: float) -> BusError:
+        text = f"no {self.role} at {self.address} within {deadline_s:g} s: {self.last_trouble}"
+        return DeadlineExceeded(text, peer=self.actor or self.role, setting="connect")
+
+    def _dial(self) -> None:
+        self._redial = None
+        self._hello_at = None
+        self._wire = self.bus.transport.dial(self.address, self.role, self)
+
+    def _introduction(self) -> Any:
+        return self.bus.introduction(self.session, wanted_role=self.role, wanted_actor=self.actor or "")
+
+    # -- the wire's owner ---------------------------------------------------------------------------------------
+
+    def wire_up(self, wire: Any) -> None:
+        if wire is not self._wire:
+            return
+        self._hello_at = self.bus.clock.now()
+        if not wire.send(seal_control(HELLO, to_payload(self._introduction()))):
+            self._broken("the connection takes nothing")
+
+    def wire_frames(self, wire: Any, frames: List[Any]) -> None:
+        if wire is not self._wire:
+            return
+        try:
+            protocol, kind, payload = unseal(frames)
+            if kind == DATA and self.link is not None and self._hello_at is None:
+                self.link.receive(payload, frames[1:])
+            else:
+                self._control(protocol, kind, payload)
+        except CorruptFrame as error:
+            self.bus.count_corrupt(self.address, error)
+            self._broken(str(error))
+
+    def wire_down(self, wire: Any, reason: str, refused: bool) -> None:
+        if wire is not self._wire:
+            return
+        if refused and self.link is None and self._is_final(reason):
+            self._refused(reason)
+        else:
+            self._broken(reason)
+
+    def _is_final(self, reason: str) -> bool:
+        """A listener that dies in the middle of a handshake looks like one with a wrong key: ask twice."""
+        self._suspicions += 1
+        return self._suspicions >= 2 or reason.startswith("key not on the list")
+
+    # -- the handshake ------------------------------------------------------------------------------------------
+
+    def _control(self, protocol: int, kind: int, payload: Any) -> None:
+        if kind == REFUSED:
+            self._refused(str(payload[0]) if isinstance(payload, list) and payload else "no reason given")
+        elif judge_protocol(protocol) is not None:
+            self._refused(str(judge_protocol(protocol)))
+        elif kind == WELCOME:
+            self._welcome(payload)
+        elif kind == GOODBYE and self.link is not None:
+            self.bus.link_over(self.link, f"it said goodbye: {payload[0]}")
+        elif kind == RESET:
+            self._broken("the peer found this wire corrupt and closed it")
+
+    def _welcome(self, payload: Any) -> None:
+        theirs = from_payload(payload)
+        reason = judge_welcome(self._introduction(), theirs)
+        if reason is None and self.link is not None and theirs.incarnation != self.link.peer.incarnation:
+            reason = "another incarnation answers at its address"
+        if reason is not None:
+            self._refused(reason)
+            return
+        self._hello_at = None
+        self._pause_s = self.bus.limits.redial_first_s
+        if self.link is None:
+            self.link = self.bus.adopt(theirs, self.address, dialled=True)
+            if self.link.session != self.session:  # the peer dialled us at the same time and its link stands
+                self._done_without_us()
+                return
+        self.link.out.on_wire_down = self._broken
+        self.link.attach(self._wire)
+        self._announce()
+
+    def _announce(self) -> None:
+        if not self._first.done() and self.link is not None:
+            self._first.set_result(self.link)
+            self.bus.link_is_up(self.link)
+
+    def _done_without_us(self) -> None:
+        link = self.link
+        self.stop()
+        if not self._first.done():
+            self._first.set_result(link)
+
+    def _refused(self, reason: str) -> None:
+        self.stop()
+        if self.link is not None:
+            self.bus.link_over(self.link, reason)
+        if not self._first.done():
+            self._first.set_exception(
+                PeerRefused(f"{reason} [{self.address}]", peer=self.actor or self.role)
+            )
+
+    # -- trouble ------------------------------------------------------------------------------------------------
+
+    def _broken(self, reason: str) -> None:
+        """This wire is done for; the next one is dialled after a pause."""
+        self.last_trouble = reason
+        self._close_wire()
+        if self._stopped or self._redial is not None:
+            return
+        self._redial = self._loop.call_later(self._pause_s, self._dial)
+        self._pause_s = min(2 * self._pause_s, self.bus.limits.redial_last_s)
+
+    def _close_wire(self) -> None:
+        if self.link is not None:
+            self.link.detach()
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    def tick(self, now: float) -> None:
+        """A HELLO that nobody answers was lost, or the listener is stuck: try a new wire."""
+        if self._hello_at is not None and now - self._hello_at > self.bus.limits.handshake_s:
+            self._broken("connected, but no answer to HELLO")
+
+    def stop(self) -> None:
+        """No more wires. The bus forgets this dialler."""
+        self._stopped = True
+        self._close_wire()
+        if self._redial is not None:
+            self._redial.cancel()
+            self._redial = None
+        self.bus.diallers.discard(self)

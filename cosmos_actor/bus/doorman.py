@@ -1,0 +1,95 @@
+"""The side that listens: who has not introduced itself is nobody."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from .envelope import DATA, GOODBYE, HELLO, REFUSED, RESET, WELCOME, seal_control, unseal
+from .errors import CorruptFrame
+from .handshake import Introduction, from_payload, judge, judge_protocol, to_payload
+from .link import Link
+
+
+class Doorman:
+    """Binds accepted wires to links. Only HELLO is looked at on a wire that has no link."""
+
+    def __init__(self, bus: Any) -> None:
+        self.bus = bus
+        self.refused = 0
+        self._links: Dict[Any, Link] = {}
+
+    def wire_up(self, wire: Any) -> None:
+        """Accepted wires show themselves by their first message."""
+
+    def wire_down(self, wire: Any, reason: str, refused: bool) -> None:
+        link = self._links.pop(wire, None)
+        if link is not None and link.out.wire is wire:
+            link.detach()
+
+    def wire_frames(self, wire: Any, frames: List[Any]) -> None:
+        link = self._links.get(wire)
+        try:
+            protocol, kind, payload = unseal(frames)
+            if kind == DATA and link is not None:
+                link.receive(payload, frames[1:])
+            elif kind == HELLO and link is None:
+                self._hello(wire, protocol, payload)
+            elif kind == GOODBYE and link is not None:
+                self.bus.link_over(link, f"it said goodbye: {payload[0]}")
+            else:
+                raise CorruptFrame("a message that has no place here")
+        except CorruptFrame as error:
+            self.bus.count_corrupt(str(link.peer) if link else wire.name, error)
+            self._reset(wire)
+
+    def _reset(self, wire: Any) -> None:
+        """The dialler makes a new wire and everything unfinished comes again."""
+        wire.send(seal_control(RESET, None))
+        self.wire_down(wire, "corrupt", False)
+        wire.close()
+
+    def _hello(self, wire: Any, protocol: int, payload: Any) -> None:
+        reason = judge_protocol(protocol)
+        if reason is not None:
+            self._refuse(wire, reason)
+            return
+        theirs = from_payload(payload)
+        ours = self.bus.introduction(theirs.session)
+        reason = judge(ours, theirs, wire.role) or self.bus.objection(theirs)
+        if reason is not None:
+            self._refuse(wire, reason)
+            return
+        self._welcome(wire, theirs, ours)
+
+    def _refuse(self, wire: Any, reason: str) -> None:
+        self.refused += 1
+        self.bus.log_refusal(wire.name, reason)
+        wire.send(seal_control(REFUSED, [reason]))
+        wire.close()
+
+    def _welcome(self, wire: Any, theirs: Introduction, ours: Introduction) -> None:
+        link, is_new = self._link_for(theirs)
+        self._release(link)
+        self._links[wire] = link
+        wire.send(seal_control(WELCOME, to_payload(ours)))
+        link.out.on_wire_down = lambda reason: self.wire_down(wire, reason, False)
+        link.attach(wire)
+        if is_new:
+            self.bus.link_is_up(link)
+
+    def _link_for(self, theirs: Introduction) -> Tuple[Link, bool]:
+        known: Optional[Link] = self.bus.links.get(theirs.actor)
+        if known is not None and known.session == theirs.session:
+            return known, False
+        return self.bus.adopt(theirs, "", dialled=False), True
+
+    def _release(self, link: Link) -> None:
+        for wire in [wire for wire, owner in self._links.items() if owner is link]:
+            del self._links[wire]
+            wire.close()
+
+    def link_over(self, link: Link) -> None:
+        self._release(link)
+
+    def statistics(self) -> Dict[str, int]:
+        return {"refused": self.refused, "wires": len(self._links)}

@@ -1,0 +1,176 @@
+"""Two actors and what they have under way with each other. A link outlives its wires."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Coroutine, Dict, List, Optional, Sequence, Tuple
+
+from .codec import ArrayReference
+from .envelope import CALL, EVENT, GOODBYE, WORK, seal_control
+from .errors import BusError, GapError, LinkClosed, PeerLost
+from .handshake import Introduction
+from .identity import Identity
+from .incoming import Incoming
+from .limits import Limits
+from .liveness import Liveness
+from .outgoing import Outgoing, Packed
+from .receipt import Receipt
+from .schema import from_plain
+
+
+class Link:
+    """A live connection to one incarnation of one actor. Use it in the bus's event loop only.
+
+        up <-> down (the wire broke, a new one is on its way; nothing is lost) -> over (`lost` says why)
+    """
+
+    def __init__(self, bus: Any, theirs: Introduction, address: str, dialled: bool) -> None:
+        self.peer: Identity = theirs.identity
+        self.host_id = theirs.host_id
+        self.session = theirs.session
+        self.address = address
+        self.dialled = dialled
+        self.lost: Optional[str] = None
+        self.wires_used = 0
+        self._bus = bus
+        self._limits: Limits = bus.limits
+        now = bus.clock.now()
+        self.liveness = Liveness(
+            now, interval_s=self._limits.heartbeat_interval_s, lost_after_s=self._limits.lost_after_s
+        )
+        self.out = Outgoing(str(self.peer), self._limits, theirs, bus.clock)
+        self.incoming = Incoming(self, self.out, bus.handlers, self._limits, bus.executor)
+
+    def __repr__(self) -> str:
+        return f"<Link to {self.peer} {'over' if self.lost else 'up' if self.up else 'down'}>"
+
+    @property
+    def up(self) -> bool:
+        """Whether a wire carries it right now."""
+        return self.out.wire is not None
+
+    @property
+    def actor(self) -> str:
+        return self.peer.actor
+
+    @property
+    def role(self) -> str:
+        return self.peer.role
+
+    @property
+    def states(self) -> Dict[str, Any]:
+        """Topic -> latest value the peer has published."""
+        return self.incoming.states
+
+    # -- the four channels --------------------------------------------------------------------------------------
+
+    async def send_work(self, message: Any, *, deadline_s: Optional[float] = None) -> Receipt:
+        """Accepted under credit; the receipt's ``result`` waits until the peer's handler is through.
+
+        At least once over broken connections, handled once per incarnation. Arrays must not be changed until it is
+        done. Raises SchemaMismatch, MessageTooLarge, DeadlineExceeded (no credit in time), WouldBlock (no credit and
+        `deadline_s` is 0), PeerLost, LinkClosed.
+        """
+        deadline_s = self._limits.default_deadline_s if deadline_s is None else deadline_s
+        return await self.out.send(WORK, await self.pack(message, None, deadline_s), deadline_s)
+
+    async def call(self, message: Any, *, deadline_s: float, key: Optional[str] = None) -> Any:
+        """The handler's answer. A repeated `key` gets the first answer without another run of the handler."""
+        ends = self._bus.clock.now() + deadline_s
+        receipt = await self.out.send(CALL, await self.pack(message, key, deadline_s), deadline_s)
+        self.out.flush()
+        return await receipt.result(max(0.0, ends - self._bus.clock.now()))
+
+    async def emit(self, message: Any, *, deadline_s: Optional[float] = None) -> Receipt:
+        """An event: the peer's event handlers see all of a link's events in order, one at a time."""
+        deadline_s = self._limits.default_deadline_s if deadline_s is None else deadline_s
+        return await self.out.send(EVENT, await self.pack(message, None, deadline_s), deadline_s)
+
+    def publish_state(self, message: Any, topic: str) -> None:
+        """The topic's latest value; older ones that the peer has not been sent yet are skipped and counted."""
+        if self.lost is None:
+            self.out.publish(topic, self.out.pack(message, topic))
+
+    # -- arrays over the bulk plane -----------------------------------------------------------------------------
+
+    @property
+    def resolves_bulk(self) -> bool:
+        return self._bus.resolve_bulk and self._bus.bulk is not None
+
+    def has_large_arrays(self, message: Any) -> bool:
+        return False
+
+    async def pack(self, message: Any, extra: Any, deadline_s: float) -> Packed:
+        return self.out.pack(message, extra)
+
+    async def fetch(self, wire_form: Tuple[Sequence[Any], Sequence[Any]], references: List[ArrayReference]) -> Any:
+        raise BusError("no bulk plane")
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run it as long as the link lives."""
+        task = asyncio.ensure_future(coroutine)
+        self.incoming.tasks.add(task)
+        task.add_done_callback(self.incoming.tasks.discard)
+
+    # -- for the bus --------------------------------------------------------------------------------------------
+
+    def attach(self, wire: Any) -> None:
+        self.wires_used += 1
+        self.liveness.heard(self._bus.clock.now())
+        self.out.attach(wire)
+
+    def detach(self) -> None:
+        self.out.detach()
+
+    def receive(self, items: Any, frames: Sequence[Any]) -> None:
+        self.liveness.heard(self._bus.clock.now())
+        self.incoming.receive(items, frames)
+
+    def pulse(self, progress: int, busy_s: float, label: str) -> None:
+        self.liveness.pulse(self._bus.clock.now(), progress, busy_s, label)
+
+    def report_gap(self, error: GapError) -> None:
+        self._bus.report_gap(self, error)
+
+    def tick(self, now: float) -> Optional[str]:
+        """Send the heartbeat that is due; the reason if the peer is lost."""
+        self.liveness.look(now)
+        if self.liveness.due(now):
+            self.out.pulse(self._bus.progress, self._bus.busy_s(now), self._bus.busy_label)
+        return self.liveness.lost(now)
+
+    def goodbye(self, reason: str) -> None:
+        self.out.flush()
+        if self.out.wire is not None:
+            self.out.wire.send(seal_control(GOODBYE, [reason]))
+
+    def end(self, reason: str, *, closed_by_us: bool) -> int:
+        """Over, for good. Returns how many messages of ours were not done."""
+        if self.lost is not None:
+            return 0
+        self.lost = reason
+        peer = str(self.peer)
+        error: BusError = PeerLost(reason, peer=peer)
+        if closed_by_us:
+            error = LinkClosed(f"link closed: {reason}", peer=peer)
+        lost = self.out.end(error)
+        self.incoming.end()
+        return lost
+
+    def statistics(self) -> Dict[str, Any]:
+        now = self._bus.clock.now()
+        return {
+            "peer": str(self.peer),
+            "role": self.role,
+            "up": self.up,
+            "wires": self.wires_used,
+            "liveness": self.liveness.statistics(now),
+            "sending": self.out.statistics(),
+            "receiving": self.incoming.statistics(),
+        }
+
+
+def redecode(body: Sequence[Any], frames: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """The message again, with these arrays in its references' places."""
+    return from_plain(body[:3], body[3], frames, arrays)[0]
+

@@ -1,0 +1,98 @@
+"""What a sender holds of a message that is under way, and how to wait for anything with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Callable, List, Optional
+
+from .envelope import CHANNELS
+from .errors import BusError, DeadlineExceeded
+
+
+async def until(future: Any, deadline_s: float, expired: Callable[[], BusError]) -> Any:
+    """The future's result; after `deadline_s` what `expired()` returns is raised and the future is cancelled."""
+    if future.done():
+        return future.result()
+    loop = asyncio.get_running_loop()
+    handle = loop.call_later(deadline_s, _expire, future, expired)
+    try:
+        return await future
+    finally:
+        handle.cancel()
+
+
+def _expire(future: Any, expired: Callable[[], BusError]) -> None:
+    if not future.done():
+        future.set_exception(expired())
+
+
+class Receipt:
+    """One accepted message. It is done once: with a message, with None, or with an error.
+
+        accepted -> (delivered, maybe several times) -> done
+    """
+
+    __slots__ = (
+        "peer", "channel", "number", "data", "buffers", "nbytes", "since", "_clock", "_done", "_value", "_waiters",
+    )
+
+    def __init__(self, peer: str, channel: int, nbytes: int, clock: Any) -> None:
+        self.peer = peer
+        self.channel = channel
+        self.nbytes = nbytes
+        self.number = 0
+        self.data = b""
+        self.buffers: List[Any] = []
+        self.since = clock.now()
+        self._clock = clock
+        self._done = False
+        self._value: Any = None
+        self._waiters: Optional[List[Any]] = None
+
+    @property
+    def message_id(self) -> str:
+        return f"{CHANNELS[self.channel]}/{self.number}"
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    async def result(self, deadline_s: float) -> Any:
+        """The message that the peer's handler returned, or None.
+
+        Raises RemoteError (the handler raised), PeerLost (the peer is gone for good), LinkClosed (we closed), or
+        DeadlineExceeded; after the last the message is still under way and may be waited for again.
+        """
+        if not self._done:
+            waiter = asyncio.get_running_loop().create_future()
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+            try:
+                await until(waiter, deadline_s, lambda: self._expired(deadline_s))
+            finally:
+                if not self._done:
+                    self._waiters.remove(waiter)
+        if isinstance(self._value, BusError):
+            raise self._value
+        return self._value
+
+    def settle(self, value: Any) -> None:
+        """The end of it; a BusError is what waiting raises. Later calls have no effect."""
+        if self._done:
+            return
+        self._done = True
+        self._value = value
+        self.data = b""
+        self.buffers = []
+        if self._waiters is not None:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def facts(self) -> Any:
+        return {"peer": self.peer, "channel": CHANNELS[self.channel], "message_id": self.message_id}
+
+    def _expired(self, deadline_s: float) -> BusError:
+        age = self._clock.now() - self.since
+        return DeadlineExceeded(f"not done after {deadline_s:g} s, sent {age:.1f} s ago", **self.facts())

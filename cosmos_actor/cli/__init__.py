@@ -1,0 +1,28 @@
+"""The command line. `main` is the entry point of `cosmos-actor`; it imports the rest: a missing extra is one line."""
+
+from __future__ import annotations
+
+import sys
+
+from cosmos_actor.python_versions import PythonTooOld, need
+
+NEEDS = ("typer", "rich", "pydantic", "pydantic_core", "tomlkit", "tomli", "psutil")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 only on success, 2 for what the caller can put right."""
+    try:
+        need("cosmos_actor.cli")
+        from cosmos_actor.cli.app import run
+    except PythonTooOld as error:
+        return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in NEEDS:
+            raise
+        return _refuse(f"{error.name} is not installed; the command line needs it: pip install 'cosmos-actor[cli]'")
+    return run(arguments)
+
+
+def _refuse(line: str) -> int:
+    sys.stderr.write(f"error: {line}\n")
+    return 2

@@ -42,7 +42,7 @@ def parse_toml(text: str, origin: str) -> Tree:
 
 
 def layer_of_flag(flag: str) -> Layer:
-    """`a.b=value` as a layer. The value is TOML, or else the bare text, so that `policy.model=/some/dir` needs no quotes.
+    """`a.b=value` as a layer. The value is TOML, or else the bare text: `policy.model=/some/dir` needs no quotes.
 
     A setting that takes text gets the text as written, so that `run.name=7` is a name.
     """
@@ -81,7 +81,8 @@ def resolve_layers(layers: Sequence[Layer]) -> RunSettings:
         raise _first_mistake(error, layers) from error
 
 
-def unknown_settings(tree: Mapping[str, Any], known: Mapping[str, Any] | None = None, prefix: str = "") -> Iterator[str]:
+def unknown_settings(tree: Mapping[str, Any], known: Mapping[str, Any] | None = None,
+                     prefix: str = "") -> Iterator[str]:
     """Dotted paths of `tree` that no settings class declares."""
     known = dict(fields()) if known is None else known
     for name, value in tree.items():
@@ -95,13 +96,13 @@ def unknown_settings(tree: Mapping[str, Any], known: Mapping[str, Any] | None = 
 
 
 def _nearest(path: str) -> str:
-    """`; did you mean …?`: the nearest name in the same section, the same name in another, the nearest path, a section."""
+    """`; did you mean …?`: nearest name in the same section, same name in another, nearest path, nearest section."""
     known = [name for name, _ in fields()]
     section, _, leaf = path.rpartition(".")
     neighbours = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
     elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}
-    for wanted, candidates, cutoff in ((leaf, neighbours, 0.7), (leaf, elsewhere, 1.0), (path, dict.fromkeys(known), 0.7),
-                                       (leaf, elsewhere, 0.7)):
+    for wanted, candidates, cutoff in ((leaf, neighbours, 0.7), (leaf, elsewhere, 1.0),
+                                       (path, dict.fromkeys(known), 0.7), (leaf, elsewhere, 0.7)):
         match = difflib.get_close_matches(wanted, candidates, n=1, cutoff=cutoff)
         if match:
             return f"; did you mean `{candidates[match[0]] or match[0]}`?"

@@ -12,18 +12,20 @@ from cosmos_actor.recipes.settings import RunSettings
 
 
 def demands(settings: RunSettings) -> list[RoleDemand]:
-    """What each role asks for, in the order in which actors are started. A reference only while the KL term is on."""
+    """What each role asks for, in the order in which actors are started. A reference only while the KL term is on.
+
+    The controller is no role: it has a process of its own, or shares the one of `run.grouping` = "single".
+    """
     rollout, policy, reference = settings.rollout, settings.policy, settings.reference
     asked = [
-        RoleDemand(role="controller"),
         RoleDemand(role="data", threads=settings.data.threads, python=settings.data.python),
         RoleDemand(role="reward", count=settings.reward.count, threads=settings.reward.threads,
                    python=settings.reward.python),
         RoleDemand(role="replay_buffer", threads=settings.replay_buffer.threads, python=settings.replay_buffer.python),
         RoleDemand(role="reference", count=settings.reference_count, threads=reference.threads, python=reference.python,
                    device=reference.device, devices=reference.devices),
-        RoleDemand(role="policy", ranks=policy.ranks, threads=policy.threads, python=policy.python, device=policy.device,
-                   devices=policy.devices),
+        RoleDemand(role="policy", ranks=policy.ranks, threads=policy.threads, python=policy.python,
+                   device=policy.device, devices=policy.devices),
         RoleDemand(role="rollout", count=rollout.count, joining=max(0, rollout.min_actors - rollout.count),
                    threads=rollout.threads, python=rollout.python, device=rollout.device, devices=rollout.devices),
     ]
@@ -39,7 +41,7 @@ def host_devices() -> tuple[str, ...]:
     return tuple(map(str, numbers))
 
 
-def plan_of(settings: RunSettings, devices: Sequence[str] | None = None, python: str = sys.executable) -> Plan:
-    """Where every local actor of the run goes. Raises PlacementRefused, naming what to change."""
+def plan(settings: RunSettings, devices: Sequence[str] | None = None, python: str = sys.executable) -> Plan:
+    """Where every local actor of the run but the controller goes. Raises PlacementRefused, naming what to change."""
     return place(demands(settings), grouping=settings.run.grouping, placement=settings.run.placement,
                  devices=host_devices() if devices is None else devices, python=python)

@@ -1,4 +1,4 @@
-"""From a recipe's name or file and `--set` flags to settings, and from settings to a file that reloads equal."""
+"""From a recipe's name or file and `--set` flags to settings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import difflib
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-import tomlkit
-
-from cosmos_actor.actors.errors import BadValue, NotFound, UnknownName
+from cosmos_actor.actors.errors import BadValue, UnknownName
 from cosmos_actor.recipes.layers import Layer, layer_of_flag, parse_toml, resolve_layers
-from cosmos_actor.recipes.settings import RunSettings, digest
+from cosmos_actor.recipes.resolved import read_text
+from cosmos_actor.recipes.settings import RunSettings
 
-RESOLVED_NAME = "config.resolved.toml"
 BASES_AT_MOST = 8
 """A chain of `base = …` longer than this is a circle or a maze."""
 
@@ -38,13 +35,13 @@ def resolve(recipe: str, flags: Iterable[str] = ()) -> RunSettings:
 
 
 def recipe_layers(recipe: str, beside: Path | None = None, depth: int = 0) -> list[Layer]:
-    """The recipe's own layer, after those of its `base`. A relative base is looked for beside the file that names it."""
+    """The recipe's own layer, after those of its `base`. A relative base is looked for beside the file naming it."""
     if depth > BASES_AT_MOST:
         raise BadValue(f"{recipe}: more than {BASES_AT_MOST} recipes stand on each other; does `base` go in a circle?")
     if not _looks_like_path(recipe):
         return [Layer(f"recipe {recipe}", parse_toml(_packaged(recipe), f"recipe {recipe}"))]
     path = (beside / recipe) if beside is not None else Path(recipe)
-    tree = parse_toml(_read(path), str(path))
+    tree = parse_toml(read_text(path), str(path))
     base = tree.pop("base", None)
     if base is None:
         return [Layer(str(path), tree)]
@@ -64,50 +61,3 @@ def _packaged(recipe: str) -> str:
     nearest = difflib.get_close_matches(recipe, names, n=1)
     hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are {', '.join(names)}, or the path of a TOML file"
     raise UnknownName(f"no recipe named `{recipe}`; {hint}")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise NotFound(f"can not read recipe {path}: {reason}") from error
-
-
-def resolved_text(settings: RunSettings) -> str:
-    """TOML that `load_resolved` turns into an equal object. Unset values are left out: unset is their default."""
-    document = tomlkit.document()
-    document.add(tomlkit.comment(f"settings as resolved; digest {digest(settings)}"))
-    for name, section in settings.model_dump(mode="json", exclude_none=True).items():
-        document.add(name, tomlkit.item(_without_empty_tables(section)))
-    return tomlkit.dumps(document)
-
-
-def _without_empty_tables(section: dict[str, Any]) -> dict[str, Any]:
-    """Every free table is empty by default, so leaving an empty one out changes nothing."""
-    kept = {name: _without_empty_tables(value) if isinstance(value, dict) else value for name, value in section.items()}
-    return {name: value for name, value in kept.items() if value != {}}
-
-
-def write_resolved(settings: RunSettings, directory: Path) -> Path:
-    """Write `config.resolved.toml` whole or not at all; the written file was read back and found equal."""
-    path = directory / RESOLVED_NAME
-    text = resolved_text(settings)
-    if load_text(text, RESOLVED_NAME) != settings:
-        raise BadValue(f"settings do not survive being written to {path}; unset the last one you added")
-    scratch = path.with_suffix(".partial")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
-    return path
-
-
-def load_text(text: str, origin: str, flags: Iterable[str] = ()) -> RunSettings:
-    return resolve_layers([Layer(origin, parse_toml(text, origin)), *map(layer_of_flag, flags)])
-
-
-def load_resolved(directory: Path, flags: Iterable[str] = ()) -> RunSettings:
-    """The settings a run directory was made with, with `--set` flags on top."""
-    path = directory / RESOLVED_NAME
-    if not path.is_file():
-        raise NotFound(f"{directory} is not a run directory: it has no {RESOLVED_NAME}")
-    return load_text(_read(path), str(path), flags)

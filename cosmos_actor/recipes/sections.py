@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from cosmos_actor.actors.restart_policy import RestartLimits
-from cosmos_actor.actors.roles.sampling import SamplingSettings
 from cosmos_actor.actors.settings import Settings, setting
 from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.bus.limits import Limits
 from cosmos_actor.recipes.mirror import as_dataclass, section_of_dataclass
+from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.trainer.settings import TrainerSettings
 
 MEBIBYTE = 1 << 20
@@ -188,15 +188,22 @@ class SupervisorSection(Settings):
         unit="restarts", resumable=True)
     period_s: PositiveFloat = setting(120.0, "window in which restarts are counted", unit="s", resumable=True)
     back_off_first_s: PositiveFloat = setting(
-        0.5, "pause before the second restart of an actor within the period; doubled each time", unit="s", resumable=True)
+        0.5, "pause before the second restart of an actor within the period; doubled each time", unit="s",
+        resumable=True)
     back_off_most_s: PositiveFloat = setting(
         15.0, "longest pause, so that a person who mended the cause need not wait long", unit="s", resumable=True)
-    stop_s: PositiveFloat = setting(30.0, "whole stop of a job; whoever is left then is killed", unit="s", resumable=True)
+    stop_s: PositiveFloat = setting(
+        30.0, "whole stop of a job; whoever is left then is killed", unit="s", resumable=True)
     start_s: PositiveFloat = setting(
         120.0, "an actor that has not said it is ready by then is killed and counted as failed", unit="s",
         resumable=True)
+    drain_s: PositiveFloat = setting(
+        60.0, "a stop lets the step in hand finish and be saved for so long", unit="s", resumable=True)
     shutdown_s: PositiveFloat = setting(5.0, "time between SIGTERM and SIGKILL of one actor", unit="s", resumable=True)
-    stuck_s: PositiveFloat = setting(
+    drain_s: PositiveFloat = setting(
+        60.0, "a job that is asked to stop may take so long to finish and save the step in hand", unit="s",
+        resumable=True)
+    heartbeat_s: PositiveFloat = setting(
         60.0, "an actor whose working loop gives no heartbeat for so long is killed", unit="s", resumable=True)
 
     def limits(self) -> RestartLimits:

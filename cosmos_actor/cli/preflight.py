@@ -1,0 +1,190 @@
+"""What can be known to be wrong before anything starts. Imports no torch; the slowest check starts an interpreter.
+
+Each check returns what it found to be right, or raises a UserError.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryMismatch, UserError
+from cosmos_actor.actors.run_directory import RunPaths
+from cosmos_actor.recipes.plan import plan
+from cosmos_actor.recipes.settings import RunSettings
+
+INTERPRETER_DEADLINE_S = 20.0
+"""An interpreter that takes longer to import the bus is broken, and a check must end."""
+NEEDS_TORCH = ("policy", "rollout", "reference")
+TINY_MODEL = re.compile(r"tiny:\w+(\?\w+=\d+(&\w+=\d+)*)?")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `line` says what was found, or what is wrong."""
+
+    what: str
+    ok: bool
+    line: str
+
+
+def preflight(settings: RunSettings, run_directory: Path | None, *, resume: bool = False,
+              interpreters: bool = True) -> list[Finding]:
+    """All findings, in a fixed order. `run_directory` None: the run gets a fresh one."""
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("placement", lambda: placement(settings)),
+        ("model", lambda: model(settings)),
+        ("task", lambda: task(settings)),
+        ("loop", lambda: loop(settings)),
+        ("run directory", lambda: free_run_directory(run_directory, resume=resume)),
+        ("bus address", lambda: bindable(settings.bus.host, settings.bus.port)),
+        ("libraries", lambda: libraries(settings)),
+    ]
+    if interpreters:
+        checks += [("interpreter", partial(interpreter, asked)) for asked in interpreters_of(settings)]
+    with ThreadPoolExecutor(max_workers=len(checks)) as pool:
+        return list(pool.map(lambda check: _look(*check), checks))
+
+
+def _look(what: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, True, check())
+    except UserError as error:
+        return Finding(what, False, str(error))
+
+
+def placement(settings: RunSettings) -> str:
+    placed = plan(settings)
+    processes = len({actor.process for actor in placed.actors}) + (placed.grouping == "per_role")
+    return f"{placed.grouping} x {placed.placement}: {len(placed.actors) + 1} actors in {processes} processes"
+
+
+def model(settings: RunSettings) -> str:
+    name = settings.policy.model
+    if name.startswith("tiny:"):
+        if TINY_MODEL.fullmatch(name) is None:
+            raise NotFound(f"{name} is no model: expected tiny:qwen3?hidden=128&layers=4", setting="policy.model")
+        return f"{name}, made from the seed"
+    path = Path(name)
+    if not path.is_dir():
+        raise NotFound(f"there is no model directory {name}", setting="policy.model")
+    if not (path / "config.json").is_file():
+        raise NotFound(f"{name} holds no Hugging Face model: it has no config.json", setting="policy.model")
+    return str(path)
+
+
+def task(settings: RunSettings) -> str:
+    name = settings.data.task
+    if ":" in name:
+        _need_module(name.partition(":")[0], "data.task")
+    if name == "reasoning_gym":
+        _need_module("reasoning_gym", "data.task")
+    return name
+
+
+def loop(settings: RunSettings) -> str:
+    name = settings.run.loop
+    _need_module(name.partition(":")[0] if ":" in name else f"cosmos_actor.recipes.{name}", "run.loop")
+    return name
+
+
+def _need_module(name: str, setting: str) -> None:
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ImportError:
+        found = False
+    if not found:
+        raise NotFound(f"there is no module {name}", setting=setting)
+
+
+def libraries(settings: RunSettings) -> str:
+    """torch and transformers, where this interpreter plays a role that computes. Looked for, not imported."""
+    here = [role for role in NEEDS_TORCH if getattr(settings, role).python is None]
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None] if here else []
+    if missing:
+        raise NotFound(f"{' and '.join(missing)} not installed, {', '.join(here)} need it: "
+                       "pip install 'cosmos-actor[train]'")
+    return "torch, transformers" if here else "none needed here"
+
+
+def free_run_directory(directory: Path | None, *, resume: bool = False) -> str:
+    if directory is None:
+        return "a fresh one below runs/"
+    paths = RunPaths(directory)
+    owner = paths.owner_pid()
+    if owner is not None:
+        raise RunDirectoryBusy(f"{directory} is in use by process {owner}; stop it or name another directory",
+                               setting="run.run_dir")
+    if resume:
+        RunPaths.of_run(directory)
+    elif paths.identity.exists():
+        raise RunDirectoryMismatch(f"{directory} holds a run already; go on with it by --resume or name another "
+                                   "directory", setting="run.run_dir")
+    elif paths.root.exists() and not paths.root.is_dir():
+        raise RunDirectoryMismatch(f"{directory} is a file, not a directory", setting="run.run_dir")
+    return str(directory)
+
+
+def bindable(host: str, port: int) -> str:
+    """That this host has the address and nobody listens at the port now."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        name = "bus.host" if isinstance(error, socket.gaierror) or not port else "bus.port"
+        raise UserError(f"can not listen at tcp://{host}:{port}: {error.strerror or error}", setting=name) from error
+    return f"tcp://{host}:{port or 'any free port'}"
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python that plays some roles, with the environment they add."""
+
+    python: str
+    env: tuple[tuple[str, str], ...]
+    roles: tuple[str, ...]
+
+
+def interpreters_of(settings: RunSettings) -> list[Interpreter]:
+    """Each different interpreter and environment once; the roles that run in this very Python come first."""
+    roles: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {(sys.executable, ()): []}
+    for name in type(settings).model_fields:
+        section = getattr(settings, name)
+        if hasattr(section, "python"):
+            roles.setdefault((section.python or sys.executable, tuple(sorted(section.env.items()))), []).append(name)
+    return [Interpreter(python, env, tuple(names)) for (python, env), names in roles.items() if names]
+
+
+def interpreter(asked: Interpreter) -> str:
+    """That it exists and imports the bus, as its roles will: cosmos-actor is installed there, or on its PYTHONPATH."""
+    setting = f"{asked.roles[0]}.python"
+    if shutil.which(asked.python) is None:
+        raise NotFound(f"there is no interpreter {asked.python}", setting=setting)
+    if asked.python == sys.executable and not asked.env:
+        return f"{asked.python}, which runs this: {', '.join(asked.roles)}"
+    ended = _try_interpreter(asked, setting)
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
+        raise NotFound(f"{asked.python} can not import cosmos_actor.bus: {last}", setting=setting)
+    return f"{asked.python}, Python {ended.stdout.strip()}: {', '.join(asked.roles)}"
+
+
+def _try_interpreter(asked: Interpreter, setting: str) -> subprocess.CompletedProcess[str]:
+    code = "import cosmos_actor.bus, platform; print(platform.python_version())"
+    try:
+        return subprocess.run([asked.python, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                              env={**os.environ, **dict(asked.env)}, timeout=INTERPRETER_DEADLINE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotFound(f"{asked.python} does not run: {error}", setting=setting) from error

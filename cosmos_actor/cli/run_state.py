@@ -1,0 +1,91 @@
+"""The state of a run, read from its directory by any process; what lives is asked from the kernel."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cosmos_actor.actors.json_lines import read_json_lines
+from cosmos_actor.actors.run_directory import RunPaths
+from cosmos_actor.cli.report import read_balance
+from cosmos_actor.cli.run_view import ActorView, RunView
+
+STATUS = "status.json"
+START_TOLERANCE_S = 5.0
+"""A process that began farther from its `started` event is another one that got the same number."""
+
+
+def read_run(paths: RunPaths) -> RunView:
+    view = RunView()
+    view.add_metrics(read_json_lines(paths.metrics))
+    view.add_events(read_json_lines(paths.events))
+    return view
+
+
+def read_status(paths: RunPaths) -> dict[str, Any]:
+    """What the head last wrote about itself and its members; empty before it did."""
+    try:
+        status = json.loads((paths.root / STATUS).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+def run_state(paths: RunPaths) -> dict[str, Any]:
+    """All that `status --json` prints."""
+    view, status, owner = read_run(paths), read_status(paths), paths.owner_pid()
+    members = {member["actor"]: member for member in status.get("members", [])} if owner else {}
+    actors = [actor_state(actor, members.get(actor.actor, {}), running=owner is not None)
+              for actor in view.actors.values()]
+    return {
+        "run_dir": str(paths.root), "run_id": paths.describe().get("run_id"), "running": owner is not None,
+        "supervisor_pid": owner, "head": status.get("head") if owner else None,
+        "step": int(view.last.get("step") or 0), "last_step": _last_step(paths.configuration),
+        "phase": view.last.get("phase"), "version": view.last.get("version"),
+        "metrics": dict(view.last),
+        "evaluations": [{"step": step, "accuracy": value} for step, value in view.evaluations],
+        "rewinds": view.rewinds, "restarts": view.restarts, "actors": actors,
+        "processes": sum(actor["alive"] for actor in actors) + (owner is not None), "ledger": read_balance(paths),
+    }
+
+
+def actor_state(actor: ActorView, member: dict[str, Any], *, running: bool) -> dict[str, Any]:
+    """One row. The kernel has the last word on a process of this host; the head, on one of another host."""
+    remote = bool(actor.host) and actor.host != socket.gethostname()
+    alive = bool(member) if remote else is_alive(actor.pid, actor.started)
+    ended = "lost" if actor.state in ("ready", "starting") else actor.state
+    state = member.get("state", actor.state) if alive else ended
+    return {
+        "actor": actor.actor, "role": actor.role, "alive": alive, "state": state, "pid": actor.pid,
+        "interpreter": actor.interpreter, "host": actor.host or None, "incarnation": actor.incarnation,
+        "restarts": actor.restarts, "last_reason": actor.last_reason or None, "reasons": actor.reasons,
+        "doing": member.get("busy_label") or None, "weights_held": member.get("weights_held") or None,
+    }
+
+
+def is_alive(pid: int | None, started: float | None) -> bool:
+    """Whether process `pid` lives and began when its `started` event (seconds after 1970) says."""
+    if pid is None:
+        return False
+    try:
+        process = psutil.Process(pid)
+        near = started is None or abs(process.create_time() - started) < START_TOLERANCE_S
+        return near and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _last_step(configuration: Path) -> int | None:
+    """SFT steps and updates together, read without checking the rest of the file."""
+    from cosmos_actor.actors.errors import UserError
+    from cosmos_actor.recipes.layers import parse_toml
+    from cosmos_actor.recipes.resolved import read_text
+    try:
+        tree = parse_toml(read_text(configuration), str(configuration))
+        return int(tree["policy"]["sft_steps"]) + int(tree["run"]["steps"])
+    except (UserError, KeyError):
+        return None

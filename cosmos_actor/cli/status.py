@@ -1,0 +1,63 @@
+"""`cosmos-actor status`: how a run is, or how it ended."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+from cosmos_actor.cli.arguments import JsonOption, RunArgument
+from cosmos_actor.cli.screen import plain, table
+
+NAME, EXAMPLE = "status", "cosmos-actor status latest --json"
+
+
+def command(run: RunArgument = "latest", as_json: JsonOption = False) -> None:
+    """Show a run's actors, step, weight versions and the balance of its ledger. Works beside a running job."""
+    from cosmos_actor.cli.run_state import run_state
+    from cosmos_actor.cli.runs import find_run
+    state = run_state(find_run(run))
+    if as_json:
+        typer.echo(json.dumps(state))
+    else:
+        _print(state)
+
+
+def _print(state: dict[str, Any]) -> None:
+    from rich.console import Console
+    console = Console(highlight=False)
+    word = f"running, supervisor {state['supervisor_pid']}" if state["running"] else "not running"
+    console.print(plain(f"{state['run_dir']}  {word}"), style="bold", soft_wrap=True)
+    console.print(plain(progress_line(state)), soft_wrap=True)
+    actors = table("actor", "state", "pid", "restarts", "weights", "last reason", "interpreter")
+    for actor in state["actors"]:
+        doing = f" ({actor['doing']})" if actor["doing"] else ""
+        actors.add_row(*map(plain, (
+            actor["actor"], actor["state"] + doing, actor["pid"] if actor["alive"] else "–", actor["restarts"],
+            actor["weights_held"] or "–", actor["last_reason"] or "–", actor["interpreter"])))
+    if state["actors"]:
+        console.print(actors)
+    console.print(plain(ledger_line(state["ledger"])), soft_wrap=True)
+
+
+SHOWN = (("reward", "reward/mean"), ("loss", "loss/total"), ("tokens/s", "tokens/s"), ("staleness", "staleness/max"))
+
+
+def progress_line(state: dict[str, Any]) -> str:
+    from cosmos_actor.cli.run_view import compact, number
+    metrics = state["metrics"]
+    facts = [f"step {state['step']}/{state['last_step'] or '?'} {state['phase'] or ''}".rstrip()]
+    facts += [f"{label} {compact(number(metrics, name))}" for label, name in SHOWN if number(metrics, name) is not None]
+    facts += [f"weights {state['version']}"] if state["version"] is not None else []
+    return " · ".join(facts)
+
+
+def ledger_line(balance: dict[str, Any] | None) -> str:
+    """dispatched = trained + dropped + buffered + in flight, in one line."""
+    if balance is None:
+        return "ledger: nothing dispatched yet"
+    parts = [f"{balance['trained']} trained", f"{balance['buffered']} buffered", f"{balance['in_flight']} in flight",
+             *(f"{count} dropped ({reason})" for reason, count in balance["dropped"].items())]
+    verdict = "balances" if balance["balanced"] else "does NOT balance"
+    return f"ledger {verdict}: {balance['dispatched']} dispatched = {' + '.join(parts)}"

@@ -1,0 +1,137 @@
+"""`cosmos-actor up`: run a recipe to its end, with live progress and a report."""
+
+from __future__ import annotations
+
+import secrets
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cosmos_actor.actors.errors import UserError
+from cosmos_actor.cli.arguments import SetOption
+
+if TYPE_CHECKING:
+    from cosmos_actor.actors.run_directory import RunDirectory
+    from cosmos_actor.cli.progress import Progress
+    from cosmos_actor.recipes.settings import RunSettings
+
+NAME, EXAMPLE = "up", "cosmos-actor up grpo-arithmetic --set run.seed=1"
+INTERNAL_LOG = "up.log"
+
+
+def command(
+    recipe: Annotated[str, typer.Argument(help="A packaged recipe or the path of a TOML file; may be left "
+                                               "out with --resume --run-dir.")] = "",
+    settings: SetOption = None,
+    run_dir: Annotated[str, typer.Option("--run-dir", help="Where the run is written; left out, runs/NAME-N.")] = "",
+    resume: Annotated[bool, typer.Option(
+        "--resume", help="Go on with a run from its latest checkpoint, under the settings it was made with: the run of "
+        "--run-dir, else the newest of this recipe.")] = False,
+    inproc: Annotated[bool, typer.Option(
+        "--inproc", help="Every role in this process, where breakpoint() works.")] = False,
+    listen: Annotated[str, typer.Option(
+        metavar="tcp://HOST:PORT", help="Where actors of other shells and hosts can join; the same as "
+        "--set bus.host=HOST --set bus.port=PORT.")] = "",
+) -> int:
+    """Run a recipe: start its actors, show their progress, write report.html whatever becomes of it."""
+    from cosmos_actor.cli.preflight import preflight
+    flags = [*(settings or ()), *_listen_flags(listen)]
+    resolved, root = _to_resume(recipe, flags, run_dir) if resume else _fresh(recipe, flags, run_dir)
+    for finding in preflight(resolved, root, resume=resume):
+        if not finding.ok:
+            raise UserError(finding.line)
+    with _open(resolved, root, resume=resume) as directory:
+        return _run(resolved, directory, inproc=inproc, listen=listen or None)
+
+
+def _listen_flags(listen: str) -> list[str]:
+    from cosmos_actor.cli.start import valid_address
+    if not listen:
+        return []
+    host, _, port = valid_address(listen, "--listen", first_port=0).removeprefix("tcp://").rpartition(":")
+    return [f'bus.host="{host}"', f"bus.port={port}"]
+
+
+def _fresh(recipe: str, flags: list[str], run_dir: str) -> tuple[RunSettings, Path | None]:
+    from cosmos_actor.recipes.resolve import recipe_names, resolve
+    if not recipe:
+        raise UserError(f"name a recipe: {', '.join(recipe_names())}, or the path of a TOML file")
+    resolved = resolve(recipe, flags)
+    directory = run_dir or resolved.run.run_dir
+    return resolved, Path(directory) if directory else None
+
+
+def _to_resume(recipe: str, flags: list[str], run_dir: str) -> tuple[RunSettings, Path]:
+    """The settings that the run was made with, `--set` on top: the recipe only says which run is meant."""
+    from cosmos_actor.cli.runs import find_run, newest_of
+    from cosmos_actor.recipes.resolve import resolve
+    from cosmos_actor.recipes.resolved import load_resolved
+    if not recipe and not run_dir:
+        raise UserError("--resume needs a recipe or --run-dir, to know which run is meant")
+    name = resolve(recipe).run.name if recipe else ""
+    paths = find_run(run_dir) if run_dir else newest_of(name)
+    resolved = load_resolved(paths.configuration, flags)
+    if name and resolved.run.name != name:
+        raise UserError(f"{paths.root} is a run of `{resolved.run.name}`, not of `{name}`", setting="--run-dir")
+    return resolved, paths.root
+
+
+def _open(settings: RunSettings, root: Path | None, *, resume: bool) -> RunDirectory:
+    from cosmos_actor.actors.run_directory import RunDirectory
+    from cosmos_actor.cli.runs import claim_next, point_latest
+    from cosmos_actor.recipes.resolved import resolved_text
+    from cosmos_actor.recipes.settings import digest, resumable_names
+    root = claim_next(settings.run.name) if root is None else root
+    text = resolved_text(settings)
+    if resume:
+        directory = RunDirectory.open_for_resume(root, digest(settings), resolved=text, resumable=resumable_names())
+    else:
+        run_id = f"{root.name}-{secrets.token_hex(4)}"
+        directory = RunDirectory.create(root, digest(settings), run_id=run_id, resolved=text)
+    point_latest(directory.root)
+    return directory
+
+
+def _run(settings: RunSettings, directory: RunDirectory, *, inproc: bool, listen: str | None) -> int:
+    """Launch under a progress display; the report is written however that ends."""
+    from cosmos_actor.cli.progress import Progress
+    progress = Progress(directory.root, title=settings.run.name, live=False if inproc else None,
+                        last_step=settings.policy.sft_steps + settings.run.steps)
+    typer.echo(f"run directory {_short(directory.root)}", err=True)
+    exit_code, reason = 1, "interrupted"
+    try:
+        with progress:
+            exit_code, reason = _launch(settings, directory, progress, inproc=inproc, listen=listen)
+    finally:
+        report = _report(directory, reason, exit_code)
+    typer.echo(reason if exit_code == 0 else f"error: {reason}", err=exit_code != 0)
+    typer.echo(f"report {_short(report)}", err=True)
+    return exit_code
+
+
+def _launch(settings: RunSettings, directory: RunDirectory, progress: Progress, *, inproc: bool,
+            listen: str | None) -> tuple[int, str]:
+    from cosmos_actor.bus.errors import BusError
+    from cosmos_actor.job.launch import launch
+    try:
+        outcome = launch(settings, directory=directory, inproc=inproc, listen=listen, observer=progress)
+        return outcome.exit_code, outcome.reason
+    except (UserError, BusError) as error:
+        return 2, str(error)
+    except Exception as error:  # the outermost call of a job: its traceback goes to a file, its line to the person
+        log = directory.logs / INTERNAL_LOG
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        return 1, f"{type(error).__name__}: {error} (traceback in {_short(log)})"
+
+
+def _report(directory: RunDirectory, reason: str, exit_code: int) -> Path:
+    from cosmos_actor.cli.report import write_report
+    return write_report(directory.root, outcome=reason, ok=exit_code == 0)
+
+
+def _short(path: Path) -> str:
+    """Relative to where the person is, when it is below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

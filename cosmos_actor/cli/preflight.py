@@ -85,8 +85,7 @@ def model(settings: RunSettings) -> str:
 
 def task(settings: RunSettings) -> str:
     name = settings.data.task
-    if ":" in name:
-        _need_module(name.partition(":")[0], "data.task")
+    _need_module(name.partition(":")[0] if ":" in name else f"cosmos_actor.tasks.{name}", "data.task")
     if name == "reasoning_gym":
         _need_module("reasoning_gym", "data.task")
     return name

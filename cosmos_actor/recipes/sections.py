@@ -197,8 +197,6 @@ class SupervisorSection(Settings):
     start_s: PositiveFloat = setting(
         120.0, "an actor that has not said it is ready by then is killed and counted as failed", unit="s",
         resumable=True)
-    drain_s: PositiveFloat = setting(
-        60.0, "a stop lets the step in hand finish and be saved for so long", unit="s", resumable=True)
     shutdown_s: PositiveFloat = setting(5.0, "time between SIGTERM and SIGKILL of one actor", unit="s", resumable=True)
     drain_s: PositiveFloat = setting(
         60.0, "a job that is asked to stop may take so long to finish and save the step in hand", unit="s",

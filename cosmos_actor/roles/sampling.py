@@ -14,7 +14,7 @@ from cosmos_actor.actors.settings import Settings, setting
 
 
 class SamplingSettings(Settings):
-    """The distribution that a rollout samples from. Log-probs are reported under temperature, before top-p and top-k."""
+    """The distribution that a rollout samples from. Log-probs are at temperature, before top-p and top-k."""
 
     temperature: float = setting(1.0, "logits are divided by it; 0 takes the likeliest token", ge=0.0)
     top_p: float = setting(1.0, "smallest set of tokens that holds this probability; 1 keeps all", gt=0.0, le=1.0)

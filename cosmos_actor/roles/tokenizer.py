@@ -141,7 +141,7 @@ def _token_text(token: Any) -> str:
 
 
 def _chat_template(directory: Path, config: dict[str, Any]) -> Any:
-    """The compiled template, in the same sandbox and with the same options as transformers; None where there is none."""
+    """The compiled template, in the sandbox and with the options of transformers; None where there is none."""
     file = directory / "chat_template.jinja"
     source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
     if not source:

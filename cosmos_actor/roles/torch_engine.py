@@ -8,7 +8,7 @@ that the newest token of every sequence is in the last column.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,13 @@ from cosmos_actor.roles.engine import (
     StaleWeights,
     WeightsRefused,
 )
-from cosmos_actor.trainer.model_weights import WeightsDoNotFit, as_numpy, load_whole, named_tensors
 from cosmos_actor.roles.sampling import SamplingSettings, uniforms
+from cosmos_actor.roles.tokenizer import load_tokenizer
 from cosmos_actor.roles.torch_decode import Decoder, left_padded, make_decoder
+from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
+from cosmos_actor.trainer.models import load_model
+from cosmos_actor.trainer.world import choose_device
+from cosmos_actor.weight_plane.digest import weights_digest
 
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}
 # How often a batch asks whether all of it has ended. Each question makes the host wait for the GPU.
@@ -39,15 +43,24 @@ class TorchEngine:
         *,
         stop_ids: Sequence[int],
         pad_id: int,
-        digest: Callable[[Mapping[str, np.ndarray]], str],
         cuda_graphs: bool = True,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
         self.held = HeldWeights(version=-1, digest="")
-        self._stop_ids, self._pad_id, self._digest = tuple(stop_ids), pad_id, digest
+        self._stop_ids, self._pad_id = tuple(stop_ids), pad_id
         self._cuda_graphs = cuda_graphs and self.device.type == "cuda"
         self._counts = {"sequences": 0.0, "tokens": 0.0, "prompt_tokens": 0.0, "seconds": 0.0, "swaps": 0.0}
+
+    @classmethod
+    def from_settings(cls, settings: Any) -> TorchEngine:
+        """An engine for a run's settings. Its weights are those of the model's name until the first `load_weights`."""
+        policy = settings.policy
+        tokenizer = load_tokenizer(policy.model)
+        model = load_model(
+            policy.model, seed=policy.seed, dtype=policy.publish_dtype, device=choose_device(settings.rollout.device)
+        )
+        return cls(model, stop_ids=tokenizer.stop_ids, pad_id=tokenizer.pad_id)
 
     @torch.inference_mode()
     def generate(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> list[Completion]:
@@ -63,23 +76,19 @@ class TorchEngine:
         return completions
 
     def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
-        """See RolloutEngine.load_weights. The offered arrays are checked against `digest` before the first is copied."""
+        """See RolloutEngine.load_weights. All arrays are checked against `digest` before the first is copied."""
         if version <= self.held.version:
             raise StaleWeights(f"version {version} is not newer than {self.held.version}, which this engine holds")
-        offered = self._digest(tensors)
+        offered = weights_digest(tensors)
         if offered != digest:
             raise WeightsRefused(f"version {version} has digest {offered[:16]}, its manifest says {digest[:16]}")
         try:
             load_whole(self.model, tensors)
         except WeightsDoNotFit as error:
             raise WeightsRefused(f"version {version}: {error}") from error
-        self.held = HeldWeights(version, self.weights_digest())
+        self.held = HeldWeights(version, weights_digest_of(self.model))
         self._counts["swaps"] += 1
         return self.held.digest
-
-    def weights_digest(self) -> str:
-        """The digest of the tensors that the model computes with."""
-        return self._digest({name: as_numpy(tensor) for name, tensor in named_tensors(self.model).items()})
 
     def statistics(self) -> dict[str, float]:
         """See RolloutEngine.statistics."""

@@ -1,0 +1,155 @@
+"""A trainer's whole state on disk, and back bit for bit.
+
+    DIRECTORY/model/…      every weight, torch.distributed.checkpoint format, any number of ranks can read it
+    DIRECTORY/optim/…      both moments and the step of AdamW; absent before the first update
+    DIRECTORY/trainer/…    counts of updates and each rank's random state, JSON
+    DIRECTORY/digests.json SHA-256 of each file above, written last: a directory without it is not a checkpoint
+
+The caller writes into a temporary name and renames it. `verify` needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cosmos_actor.trainer.policy import PolicyTrainer
+
+DIGESTS = "digests.json"
+FORMAT = 1
+
+
+class CheckpointError(Exception):
+    """A checkpoint that can not be used; the line names the file and what is wrong with it."""
+
+
+def save_trainer(trainer: PolicyTrainer, directory: Path) -> None:
+    """Write everything. A collective; `directory` may exist and is to be empty."""
+    import torch.distributed.checkpoint as dcp
+
+    state = _tensors(trainer, with_optimizer=bool(trainer.optimizer.state))
+    (directory / "trainer").mkdir(parents=True, exist_ok=True)
+    for part, tensors in state.items():
+        dcp.save(tensors, checkpoint_id=directory / part, no_dist=trainer.world.size == 1)
+    record = json.dumps(_record(trainer), indent=1)
+    (directory / "trainer" / f"rank_{trainer.world.rank}.json").write_text(record, encoding="utf-8")
+    trainer.world.barrier()
+    if trainer.world.rank == 0:
+        _write_digests(directory)
+    trainer.world.barrier()
+
+
+def load_trainer(trainer: PolicyTrainer, directory: Path) -> None:
+    """Read everything. A collective. Raises CheckpointError before anything of the trainer has changed."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    verify(directory)
+    record = _read_record(directory, trainer.world.rank)
+    _check_record(record, trainer, directory)
+    if not record["optimizer"]:
+        trainer.reset_optimizer()
+    state = _tensors(trainer, with_optimizer=record["optimizer"])
+    for part, tensors in state.items():
+        dcp.load(tensors, checkpoint_id=directory / part, no_dist=trainer.world.size == 1)
+    if record["optimizer"]:
+        set_state_dict(
+            trainer.model, trainer.optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+        )
+    else:
+        trainer.model.load_state_dict(state["model"])
+    trainer.updates = dict(record["updates"])
+    _restore_random(record["random"])
+
+
+def verify(directory: Path) -> None:
+    """Raises CheckpointError unless every file is there with the bytes that were written."""
+    listing = directory / DIGESTS
+    if not listing.is_file():
+        raise CheckpointError(f"{listing} is missing: the checkpoint was never finished")
+    for name, expected in _read_json(listing)["sha256"].items():
+        file = directory / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing")
+        if file.stat().st_size != expected["bytes"]:
+            raise CheckpointError(f"{file} is truncated: {file.stat().st_size} of {expected['bytes']} bytes")
+        if _digest(file) != expected["digest"]:
+            raise CheckpointError(f"{file} is corrupt: its bytes are not the ones that were written")
+
+
+def _tensors(trainer: PolicyTrainer, *, with_optimizer: bool) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
+
+    if not with_optimizer:
+        return {"model": get_model_state_dict(trainer.model)}
+    model, optim = get_state_dict(trainer.model, trainer.optimizer)
+    return {"model": model, "optim": optim}
+
+
+def _record(trainer: PolicyTrainer) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "model": trainer.settings.model,
+        "ranks": trainer.world.size,
+        "optimizer": bool(trainer.optimizer.state),
+        "updates": trainer.updates,
+        "random": _random(),
+    }
+
+
+def _read_record(directory: Path, rank: int) -> dict[str, Any]:
+    """A rank that did not exist when the checkpoint was written takes the first rank's record."""
+    file = directory / "trainer" / f"rank_{rank}.json"
+    return _read_json(file if file.is_file() else directory / "trainer" / "rank_0.json")
+
+
+def _check_record(record: dict[str, Any], trainer: PolicyTrainer, directory: Path) -> None:
+    file = directory / "trainer"
+    if record["format"] != FORMAT:
+        raise CheckpointError(f"{file} has format {record['format']}, this program reads {FORMAT}")
+    if record["model"] != trainer.settings.model:
+        raise CheckpointError(f"{file} is of policy.model = {record['model']}, not of {trainer.settings.model}")
+
+
+def _write_digests(directory: Path) -> None:
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != DIGESTS)
+    listing = {
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "digest": _digest(path)}
+        for path in files
+    }
+    (directory / DIGESTS).write_text(json.dumps({"format": FORMAT, "sha256": listing}, indent=1), encoding="utf-8")
+
+
+def _digest(file: Path) -> str:
+    made = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            made.update(chunk)
+    return made.hexdigest()
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} can not be read: {error}") from error
+
+
+def _random() -> dict[str, str]:
+    import torch
+
+    state = {"cpu": bytes(torch.get_rng_state().numpy()).hex()}
+    if torch.cuda.is_available():
+        state["cuda"] = bytes(torch.cuda.get_rng_state().numpy()).hex()
+    return state
+
+
+def _restore_random(state: dict[str, str]) -> None:
+    import torch
+
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cpu"]), dtype=torch.uint8))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cuda"]), dtype=torch.uint8))

@@ -1,0 +1,213 @@
+"""The policy trainer: supervised and GRPO updates of one model, on one rank or several.
+
+Legend: B sequences, T longest sequence; x, o, r, A, m, w as in `objectives`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cosmos_actor.actors.trajectory import TrajectoryGroup
+from cosmos_actor.trainer.advantages import grpo_advantages
+from cosmos_actor.trainer.batch import Batch, BatchError, batch_from_groups, micro_batches, mini_batch_rows, ragged
+from cosmos_actor.trainer.forward import Scores, score_batch, score_tokens
+from cosmos_actor.trainer.metrics import Meter
+from cosmos_actor.trainer.model_weights import named_tensors, to_numpy
+from cosmos_actor.trainer.models import DTYPES, load_model
+from cosmos_actor.trainer.objectives import cross_entropy, kl_estimate, ppo_clip, token_weights
+from cosmos_actor.trainer.settings import TrainerSettings
+from cosmos_actor.trainer.world import World
+
+TokenLoss = Callable[[Scores, dict[str, torch.Tensor], Meter], torch.Tensor]
+
+
+class PolicyTrainer:
+    """Owns the model, its optimiser and the counts of updates: together they are all that a checkpoint holds.
+
+    The loss of a batch depends on neither micro-batches nor ranks: token weights are computed over the whole batch.
+    On several ranks every rank makes the same calls in the same order with the same arguments.
+    """
+
+    def __init__(self, settings: TrainerSettings, *, temperature: float = 1.0, world: World | None = None) -> None:
+        self.settings = settings
+        self.temperature = temperature or 1.0  # greedy answers are scored at 1, as the engine scores them
+        self.world = world or World.alone(settings.device)
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the state that the settings alone describe. A collective."""
+        settings = self.settings
+        self.updates = {"sft": 0, "policy": 0}
+        model = load_model(settings.model, seed=settings.seed, device=self.world.device)
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        self.model = self.world.shard(model, DTYPES[settings.dtype])
+        self._autocast = self.world.autocast(DTYPES[settings.dtype])
+        self.reset_optimizer()
+
+    def reset_optimizer(self) -> None:
+        """Forget the moments."""
+        self.optimizer = _make_optimizer(self.model, self.settings)
+
+    def sft_step(self, batch: Batch) -> dict[str, float]:
+        """One supervised update on a batch from `batch_from_examples`. Returns the metrics, loss before the update."""
+        return self._update(batch, _sft_loss, "sft", "token-mean")
+
+    def grpo_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+        """`mini_batches` updates on scored groups. Returns the metrics, averaged over the updates."""
+        return self.policy_step(*self.policy_batch(groups))
+
+    def policy_batch(self, groups: Sequence[TrajectoryGroup]) -> tuple[Batch, list[np.ndarray]]:
+        """The groups as a batch with advantages, and the rows of each mini-batch."""
+        grpo = self.settings.grpo
+        if grpo.kl_coefficient > 0 and any(group.reference_logprobs is None for group in groups):
+            raise BatchError("policy.grpo.kl_coefficient > 0 needs reference log-probs, and a group has none")
+        advantage = partial(grpo_advantages, epsilon=grpo.advantage_epsilon, normalise_std=grpo.normalise_std)
+        return batch_from_groups(groups, advantage), mini_batch_rows(groups, grpo.mini_batches)
+
+    def policy_step(self, batch: Batch, mini_batches: Sequence[np.ndarray]) -> dict[str, float]:
+        """One update on each of `mini_batches` (row indices) of `batch`."""
+        parts = [batch.rows(rows) for rows in mini_batches]
+        if self.settings.grpo.old_logprobs == "recomputed":
+            parts = [part.with_old_logprobs(self.score(part)) for part in parts]
+        loss = partial(_grpo_loss, settings=self.settings.grpo)
+        results = [self._update(part, loss, "policy", self.settings.grpo.aggregation) for part in parts]
+        return _combined(results)
+
+    def logprobs(self, groups: Sequence[TrajectoryGroup]) -> list[np.ndarray]:
+        """The log-probs of the sampled tokens under the present weights: one [N] float32 a group."""
+        batch = batch_from_groups(groups)
+        return ragged(batch, self.score(batch), groups)
+
+    def score(self, batch: Batch) -> np.ndarray:
+        """Log-probs [B, T] float32 of the learned tokens, the same on every rank; zero elsewhere."""
+        result = np.zeros(batch.tokens.shape, dtype=np.float32)
+        for rows, weight in self._my_parts(batch):
+            part = batch.rows(rows)
+            scores = score_batch(
+                self.model, part, temperature=self.temperature, max_tokens=1 << 60, autocast=self._autocast
+            )
+            result[rows, : scores.shape[1]] += scores * weight
+        return self.world.sum_array(result)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """A host copy of every weight, whole, in `publish_dtype`, under its Hugging Face name. A collective."""
+        dtype = DTYPES[self.settings.publish_dtype]
+        return {
+            name: to_numpy(self.world.full(tensor).to(dtype) if tensor.is_floating_point() else self.world.full(tensor))
+            for name, tensor in named_tensors(self.model).items()
+        }
+
+    def save(self, directory: str | Path) -> None:
+        """Everything that an exact resume needs, below `directory`. A collective."""
+        from cosmos_actor.trainer.checkpoint import save_trainer
+
+        save_trainer(self, Path(directory))
+
+    def load(self, directory: str | Path) -> None:
+        """Continue exactly where `save` was called. Raises CheckpointError naming the file. A collective."""
+        from cosmos_actor.trainer.checkpoint import load_trainer
+
+        load_trainer(self, Path(directory))
+
+    def _update(self, batch: Batch, token_loss: TokenLoss, kind: str, aggregation: str) -> dict[str, float]:
+        """One optimiser step on the gradient of Σ w·l over `batch`."""
+        started = time.perf_counter()
+        weights = token_weights(batch.mask, aggregation, length=self.settings.grpo.aggregation_length)
+        meter = Meter(batch.token_count)
+        self.optimizer.zero_grad(set_to_none=True)
+        for rows, share in self._my_parts(batch):
+            self._backward(batch.rows(rows), weights[rows] * share, token_loss, meter)
+        norm = self._clip_gradients()
+        rate = self._set_learning_rate(kind)
+        self.optimizer.step()
+        self.updates[kind] += 1
+        result = meter.totals(self.world)
+        result.update({"grad_norm": norm, "learning_rate": rate, "seconds/update": time.perf_counter() - started})
+        return result
+
+    def _backward(self, part: Batch, weights: np.ndarray, token_loss: TokenLoss, meter: Meter) -> None:
+        columns = self._columns(part)
+        scores = score_tokens(self.model, part, temperature=self.temperature, autocast=self._autocast)
+        w = torch.from_numpy(weights[:, : part.tokens.shape[1]].astype(np.float32)).to(scores.logprobs.device)
+        meter.begin(w, columns["mask"])
+        loss = (token_loss(scores, columns, meter) * w).sum()
+        meter.add("loss/total", loss)
+        meter.token_mean("entropy", scores.entropy)
+        (loss * self.world.size).backward()
+
+    def _my_parts(self, batch: Batch) -> list[tuple[np.ndarray, float]]:
+        """This rank's micro-batches. All ranks have equally many; a filler has weight 0."""
+        total = int(batch.lengths.max()) * batch.size
+        limit = min(self.settings.micro_batch_tokens, -(-total // self.world.size))
+        parts = [(rows, 1.0) for rows in micro_batches(batch.lengths, limit)]
+        parts += [(parts[0][0][:1], 0.0)] * (-len(parts) % self.world.size)
+        return parts[self.world.rank :: self.world.size]
+
+    def _columns(self, part: Batch) -> dict[str, torch.Tensor]:
+        names = ("mask", "old_logprobs", "reference_logprobs", "advantages")
+        return {name: torch.from_numpy(getattr(part, name)).to(self.world.device) for name in names}
+
+    def _clip_gradients(self) -> float:
+        bound = self.settings.optimizer.max_grad_norm or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), bound)
+        return float(self.world.full(norm))
+
+    def _set_learning_rate(self, kind: str) -> float:
+        owner: Any = self.settings.sft if kind == "sft" else self.settings.optimizer
+        warmed = min(1.0, (self.updates[kind] + 1) / owner.warmup_steps) if owner.warmup_steps else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = owner.learning_rate * warmed
+        return float(owner.learning_rate * warmed)
+
+
+def _sft_loss(scores: Scores, columns: dict[str, torch.Tensor], meter: Meter) -> torch.Tensor:
+    return cross_entropy(scores.logprobs)
+
+
+def _grpo_loss(
+    scores: Scores, columns: dict[str, torch.Tensor], meter: Meter, settings: Any
+) -> torch.Tensor:
+    """max(-A·ρ, -A·clip ρ) + β·KL(policy ‖ reference), per token [B, T]."""
+    x, o, r, A = scores.logprobs, columns["old_logprobs"], columns["reference_logprobs"], columns["advantages"]
+    policy = ppo_clip(x, o, A, low=settings.clip_low, high=settings.clip_high, dual=settings.dual_clip)
+    meter.token_mean("ratio/mean", policy.ratio)
+    meter.token_max("ratio/distance_max", (policy.ratio - 1.0).abs())
+    meter.token_mean("clip/fraction", policy.clipped.float())
+    meter.token_max("logprob/engine_distance_max", (x.detach() - o).abs())
+    meter.weighted("loss/policy", policy.loss)
+    if settings.kl_coefficient == 0.0:
+        return policy.loss
+    kl = kl_estimate(x, r, settings.kl_estimator)
+    meter.token_mean("kl/reference", kl)
+    return policy.loss + settings.kl_coefficient * kl
+
+
+def _make_optimizer(model: torch.nn.Module, settings: TrainerSettings) -> torch.optim.Optimizer:
+    owner = settings.optimizer
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": owner.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=owner.learning_rate,
+        betas=(owner.beta1, owner.beta2),
+        eps=owner.epsilon,
+    )
+
+
+def _combined(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Maxima of `…_max`, sums of seconds, means of the rest."""
+    combined: dict[str, float] = {}
+    for name in results[0]:
+        values = [result[name] for result in results]
+        whole = max if name.endswith("_max") else sum if name.startswith("seconds/") else np.mean
+        combined[name] = float(whole(values))
+    return combined

@@ -1,0 +1,50 @@
+"""Log-probs under a frozen model: the reference of the KL term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cosmos_actor.actors.trajectory import TrajectoryGroup
+from cosmos_actor.trainer.batch import batch_from_groups, ragged
+from cosmos_actor.trainer.forward import score_batch
+from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
+from cosmos_actor.trainer.models import DTYPES, load_model
+from cosmos_actor.trainer.settings import TrainerSettings
+from cosmos_actor.trainer.world import choose_device
+from cosmos_actor.weight_plane.digest import weights_digest
+
+
+class Scorer:
+    """Scores with the same forward pass as the trainer, so that equal weights give a KL of exactly zero on one machine.
+
+    Holds the published dtype, as an engine does.
+    """
+
+    def __init__(self, settings: TrainerSettings, *, temperature: float = 1.0) -> None:
+        self.settings, self.temperature = settings, temperature
+        self.held: tuple[int, str] = (-1, "")
+        self.model = load_model(
+            settings.model, seed=settings.seed, dtype=settings.publish_dtype, device=choose_device(settings.device)
+        ).requires_grad_(False)
+
+    def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
+        """Swap in all of `tensors` or none; the digest of what is then held. Raises WeightsDoNotFit."""
+        offered = weights_digest(tensors)
+        if offered != digest:
+            raise WeightsDoNotFit(f"version {version} has digest {offered[:16]}, its manifest says {digest[:16]}")
+        load_whole(self.model, tensors)
+        self.held = (version, weights_digest_of(self.model))
+        return self.held[1]
+
+    def logprobs(self, groups: Sequence[TrajectoryGroup]) -> list[np.ndarray]:
+        """The log-probs of the sampled tokens: one [N] float32 a group."""
+        batch = batch_from_groups(groups)
+        compute = DTYPES[self.settings.dtype]
+        autocast = compute if compute != DTYPES[self.settings.publish_dtype] else None
+        values = score_batch(
+            self.model, batch, temperature=self.temperature, max_tokens=self.settings.micro_batch_tokens,
+            autocast=autocast if autocast != DTYPES["float32"] else None,
+        )
+        return ragged(batch, values, groups)

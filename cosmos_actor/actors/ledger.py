@@ -153,7 +153,7 @@ class Ledger:
             highest = found.fetchone()[0]
         return 0 if highest is None else int(highest) + 1
 
-    def buffered_ids(self) -> list[Key]:
+    def buffered_keys(self) -> list[Key]:
         """What is buffered now, in the order of the keys: what a checkpoint keeps for `roll_back`."""
         with self._lock:
             found = self._database.execute("SELECT id, attempt FROM trajectories WHERE status = 'buffered'")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cosmos_actor.actors.trajectory import GroupBatch, MalformedGroup, TrajectoryGroup, in_order
+from cosmos_actor.actors.trajectory import GroupBatch, MalformedGroup, TrajectoryGroup, in_order, owned
 from cosmos_actor.bus.schema import decode, encode
 
 REMEMBERED_GROUPS = 16_384
@@ -71,9 +71,10 @@ class Sample:
 class ReplayBuffer:
     """Groups in private memory, first in first out by group id; each is sampled at most once."""
 
-    def __init__(self, *, budget_bytes: int) -> None:
-        """`budget_bytes` bounds the arrays and texts of all groups."""
+    def __init__(self, *, budget_bytes: int, max_staleness: int | None = None) -> None:
+        """`budget_bytes` bounds the arrays and texts of all groups; `max_staleness` is in versions, None: no bound."""
         self._budget_bytes = budget_bytes
+        self._max_staleness = max_staleness
         self._groups: dict[GroupKey, TrajectoryGroup] = {}
         self._bytes = 0
         self._seen: dict[GroupKey, None] = {}
@@ -101,13 +102,13 @@ class ReplayBuffer:
         self._counts["duplicates"] += len(duplicates)
         return Put(tuple(fresh), tuple(duplicates))
 
-    def sample(self, groups: int, version: int, max_staleness: int | None = None) -> Sample:
+    def sample(self, groups: int, version: int) -> Sample:
         """Remove and return the first `groups` groups that may be trained when the weights are at `version`.
 
-        Before that drops what is more than `max_staleness` versions older; None: nothing is too old. Raises
-        NotEnoughGroups, which names what was dropped, and then leaves the rest in place.
+        Before that drops what is more than `max_staleness` versions older. Raises NotEnoughGroups, which names what
+        was dropped, and then leaves the rest in place.
         """
-        dropped = [] if max_staleness is None else self.drop_stale(version, max_staleness)
+        dropped = self.drop_stale(version)
         if len(self._groups) < groups:
             raise NotEnoughGroups(groups, len(self._groups), version, dropped)
         chosen = in_order(self._groups.values())[:groups]
@@ -116,11 +117,13 @@ class ReplayBuffer:
         self._counts["sampled"] += len(chosen)
         return Sample(tuple(chosen), tuple(dropped))
 
-    def drop_stale(self, version: int, max_staleness: int) -> list[Dropped]:
+    def drop_stale(self, version: int) -> list[Dropped]:
         """Remove what is more than `max_staleness` versions older than `version`."""
-        reason = f"stale: more than {max_staleness} versions old"
-        stale = [group for group in in_order(self._groups.values()) if group.staleness(version) > max_staleness]
-        return [self._drop(group, reason) for group in stale]
+        limit = self._max_staleness
+        if limit is None:
+            return []
+        stale = [group for group in in_order(self._groups.values()) if group.staleness(version) > limit]
+        return [self._drop(group, f"stale: more than {limit} versions old") for group in stale]
 
     def keys(self) -> list[tuple[str, int]]:
         """The ledger rows of everything that is here, in the order of the groups."""
@@ -139,7 +142,7 @@ class ReplayBuffer:
         }
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Become the buffer that `state` is of, with this one's budget. Raises SchemaError for other fields."""
+        """Become the buffer that `state` is of, with this one's limits. Raises SchemaError for other fields."""
         frames = np.split(state["frames"], np.cumsum(state["frame_bytes"])[:-1]) if state["frame_bytes"].size else []
         batch = decode(state["groups"].tobytes(), [frame.tobytes() for frame in frames])
         document = json.loads(state["document"].tobytes())
@@ -169,7 +172,7 @@ class ReplayBuffer:
         wanted = sum(group.nbytes for group in fresh.values())
         if self._bytes + wanted > self._budget_bytes:
             raise BufferFull(self._bytes, wanted, self._budget_bytes)
-        self._groups.update({key: group.copy() for key, group in fresh.items()})
+        self._groups.update({key: owned(group) for key, group in fresh.items()})
         self._bytes += wanted
         self._counts["accepted"] += len(fresh)
         self._remember(fresh)

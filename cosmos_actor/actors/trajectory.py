@@ -146,12 +146,6 @@ class TrajectoryGroup:
         parts["texts"] = [text for text, kept in zip(self.texts, keep.tolist(), strict=True) if kept]
         return replace(self, version_min=None, version_max=None, **parts)
 
-    def copy(self) -> TrajectoryGroup:
-        """The same in memory of its own: views over received frames end with their message."""
-        columns = vars(self).items()
-        arrays: dict[str, Any] = {name: value.copy() for name, value in columns if isinstance(value, np.ndarray)}
-        return replace(self, **arrays)
-
     def with_field(self, name: str, value: Any, writer: str) -> TrajectoryGroup:
         """This group with `rewards` [G], `reference_logprobs` [N] or `values` [N] added, as float32.
 
@@ -228,6 +222,13 @@ class GroupBatch:
     """Groups in the order of their ids."""
 
     groups: list[TrajectoryGroup]
+
+
+def owned(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The group in memory of its own, copied where it is not: views over received frames end with their message."""
+    columns = {name: value for name, value in vars(group).items() if isinstance(value, np.ndarray)}
+    copies: dict[str, Any] = {name: value.copy() for name, value in columns.items() if value.base is not None}
+    return replace(group, **copies) if copies else group
 
 
 def in_order(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:

@@ -155,10 +155,10 @@ def test_roll_back_keeps_what_the_restored_buffer_holds(ledger):
     ledger.trained(keys_of(0), 1)
     ledger.trained(keys_of(1), 2)
     ledger.dropped(keys_of(2), "too stale")
-    assert ledger.buffered_ids() == keys_of(3)
+    assert ledger.buffered_keys() == keys_of(3)
     assert ledger.roll_back(1, "resume", keep=keys_of(1) + keys_of(2)) == 0
     balance = ledger.balance()
-    assert ledger.buffered_ids() == keys_of(1) + keys_of(2)
+    assert ledger.buffered_keys() == keys_of(1) + keys_of(2)
     assert (balance["trained"], balance["buffered"]) == (4, 8)
     assert balance["dropped"] == {"rolled back to step 1: resume": 4}
     ledger.trained(keys_of(1) + keys_of(2), 2)

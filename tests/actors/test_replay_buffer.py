@@ -18,8 +18,8 @@ from cosmos_actor.bus.schema import decode, encode
 from .groups import make_group
 
 
-def a_buffer(*groups: TrajectoryGroup, budget_bytes: int = 1 << 20) -> ReplayBuffer:
-    made = ReplayBuffer(budget_bytes=budget_bytes)
+def a_buffer(*groups: TrajectoryGroup, budget_bytes: int = 1 << 20, max_staleness: int | None = None) -> ReplayBuffer:
+    made = ReplayBuffer(budget_bytes=budget_bytes, max_staleness=max_staleness)
     made.put(groups)
     return made
 
@@ -74,8 +74,8 @@ def test_groups_that_left_are_forgotten_in_the_end(monkeypatch):
 
 
 def test_stale_groups_are_dropped_with_a_reason_and_their_ledger_rows():
-    buffer = a_buffer(*(make_group(version, version=version) for version in range(4)))
-    sample = buffer.sample(2, version=3, max_staleness=1)
+    buffer = a_buffer(*(make_group(version, version=version) for version in range(4)), max_staleness=1)
+    sample = buffer.sample(2, version=3)
     assert ids(sample.groups) == ["g000002", "g000003"]
     assert [dropped.group_id for dropped in sample.dropped] == ["g000000", "g000001"]
     assert sample.dropped[0].keys == tuple((f"g000000/{index}", 0) for index in range(3))
@@ -85,17 +85,17 @@ def test_stale_groups_are_dropped_with_a_reason_and_their_ledger_rows():
 
 def test_one_old_token_makes_a_group_stale():
     versions = np.array([1, 2, 2, 2, 2, 2], np.int32)
-    buffer = a_buffer(make_group(0, version=2, versions=versions))
+    buffer = a_buffer(make_group(0, version=2, versions=versions), max_staleness=1)
     with pytest.raises(NotEnoughGroups):
-        buffer.sample(1, version=3, max_staleness=1)
+        buffer.sample(1, version=3)
 
 
 def test_too_few_groups_stay_in_place_and_the_dropped_are_named():
-    buffer = a_buffer(make_group(0, version=0), make_group(1, version=5))
+    buffer = a_buffer(make_group(0, version=0), make_group(1, version=5), max_staleness=1)
     with pytest.raises(NotEnoughGroups, match="2 groups were asked for at version 5, .* has 1") as raised:
-        buffer.sample(2, version=5, max_staleness=1)
+        buffer.sample(2, version=5)
     assert [dropped.group_id for dropped in raised.value.dropped] == ["g000000"]
-    assert ids(buffer.sample(1, version=5, max_staleness=1).groups) == ["g000001"]
+    assert ids(buffer.sample(1, version=5).groups) == ["g000001"]
 
 
 def test_a_put_over_the_budget_takes_nothing_and_names_the_setting():
@@ -125,7 +125,7 @@ def test_a_restored_buffer_answers_as_the_saved_one(puts, taken):
     for number, version in puts:
         saved.put([make_group(number, version=version).with_field("rewards", [1, 2, 3], "reward-0")])
     if taken <= len(saved):
-        saved.sample(taken, version=3, max_staleness=None)
+        saved.sample(taken, version=3)
     restored = a_buffer(make_group(77))
     restored.load_state(on_disk_and_back(saved.state()))
     assert restored.statistics() == saved.statistics() and restored.keys() == saved.keys()
@@ -156,4 +156,4 @@ def test_statistics_name_what_is_there():
     assert statistics == {
         "groups": 2, "trajectories": 6, "tokens": 12, "bytes": statistics["bytes"], "budget_bytes": 1 << 20,
         "oldest_version": 2, "accepted": 2, "sampled": 0, "duplicates": 0, "dropped": {},
-    }  # fmt: skip
+    }

@@ -14,6 +14,7 @@ from cosmos_actor.actors.trajectory import (
     GroupBatch,
     MalformedGroup,
     in_order,
+    owned,
 )
 from cosmos_actor.bus.errors import SchemaMismatch
 from cosmos_actor.bus.schema import decode, encode
@@ -115,6 +116,17 @@ def test_select_recomputes_the_versions_and_refuses_a_wrong_mask():
     for mask in ([True], [1, 0]):
         with pytest.raises(MalformedGroup, match="mask"):
             group.select(mask)
+
+
+def test_owned_copies_what_is_borrowed_and_nothing_else():
+    mine = make_group(1)
+    assert owned(mine) is mine
+    head, frames = encode(mine)
+    frames = [bytearray(frame) for frame in frames]
+    kept = owned(decode(head, frames))
+    for frame in frames:
+        frame[:] = bytes(len(frame))
+    assert same(kept, mine)
 
 
 def test_order_is_by_number_whatever_the_width_of_the_id():

@@ -50,16 +50,26 @@ def as_dataclass(section: Settings, owner: type, **others: Any) -> Any:
 
 
 def field_docstrings(owner: type) -> dict[str, str]:
-    """Field name -> the string literal written under it."""
+    """Field name -> the string literal written under it, or under the last of the fields on consecutive lines."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
     assert isinstance(tree, ast.ClassDef)
     reasons: dict[str, str] = {}
-    for statement, following in zip(tree.body, tree.body[1:], strict=False):
-        text = following.value if isinstance(following, ast.Expr) else None
-        if (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-                and isinstance(text, ast.Constant) and isinstance(text.value, str)):
-            reasons[statement.target.id] = " ".join(text.value.split())
+    waiting: list[tuple[str, int]] = []
+    for statement in tree.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            adjacent = waiting and waiting[-1][1] == statement.lineno - 1
+            waiting = [*(waiting if adjacent else []), (statement.target.id, statement.lineno)]
+            continue
+        reasons.update({name: reason for name, _ in waiting if (reason := _text_of(statement))})
+        waiting = []
     return reasons
+
+
+def _text_of(statement: ast.stmt) -> str:
+    """A string literal that stands alone, on one line; empty for any other statement."""
+    constant = statement.value if isinstance(statement, ast.Expr) else None
+    text = constant.value if isinstance(constant, ast.Constant) else None
+    return " ".join(text.split()) if isinstance(text, str) else ""
 
 
 def unit_of(name: str) -> str:

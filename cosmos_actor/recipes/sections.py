@@ -133,7 +133,7 @@ class PolicySection(TrainerSettings, ComputeSettings):
 class RewardSection(ProcessSettings):
     """Who scores."""
 
-    count: PositiveInt = setting(1, "actors", unit="actors")
+    count: PositiveInt = setting(1, "actors that score side by side; more for graders that are slow", unit="actors")
     deadline_s: PositiveFloat = setting(
         30.0, "a grader that has not answered by then is a typed error, never a score of 0", unit="s", resumable=True)
 
@@ -149,7 +149,7 @@ class ReplayBufferSection(ProcessSettings):
 class ReferenceSection(ComputeSettings):
     """The frozen model the KL term compares with; started only when policy.grpo.kl_coefficient > 0."""
 
-    count: NonNegativeInt = setting(1, "actors", unit="actors")
+    count: NonNegativeInt = setting(1, "actors that score side by side, each with a model of its own", unit="actors")
 
 
 class WeightsSection(Settings):

@@ -1,6 +1,7 @@
 """Which Python a part needs. Standard library only, syntax of Python 3.8: this has to run where the rest can not."""
 
 import sys
+from typing import Sequence, Union
 
 NEEDED = (3, 10)
 
@@ -9,7 +10,7 @@ class PythonTooOld(ImportError):
     """A part was imported on a Python that it does not run on."""
 
 
-def need(part, version=sys.version_info):  # type: ignore[no-untyped-def]
+def need(part: str, version: Sequence[Union[int, str]] = sys.version_info) -> None:
     """Return on a Python that runs `part`; else raise PythonTooOld, whose text is one line that says what does run."""
     if tuple(version[:2]) < NEEDED:
         raise PythonTooOld("{} needs Python {}.{} or newer, this is {}.{}; bus and simulator_bridge run here".format(

@@ -13,7 +13,7 @@ from cosmos_actor import death
 from cosmos_actor.actors import keeper
 
 END_LIMIT_S = 2.0
-"""How long a dismissed keeper may take. It has nothing to do but to end."""
+"""How long a keeper that has done its work may take to end."""
 
 
 class KeeperProcess:
@@ -39,16 +39,15 @@ class KeeperProcess:
         self._tell(f"-{leader}")
 
     async def dismiss(self) -> None:
-        """Nothing is left to look after. Bounded: a keeper that does not end is killed."""
-        self._forget()
+        """Nothing is left to look after."""
         self._tell("done")
-        assert self._popen.stdin is not None
-        self._popen.stdin.close()
-        try:
-            await asyncio.to_thread(self._popen.wait, END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
+        self._let_go()
+        await asyncio.to_thread(self._wait)
+
+    def execute(self) -> None:
+        """Have it do now what it would do after the supervisor's death: kill all. Returns when that is done."""
+        self._let_go()
+        self._wait()
 
     def _start(self) -> None:
         marks = (death.SUPERVISOR, death.INCARNATION)  # of a supervisor above this one: they must not kill the keeper
@@ -68,13 +67,20 @@ class KeeperProcess:
             pass  # it was killed; its replacement is told of all leaders
 
     def _ended(self) -> None:
-        self._forget()
-        assert self._popen.stdin is not None
-        self._popen.stdin.close()
+        self._let_go()
         self._popen.wait()
         self._start()
         self._on_replaced()
 
-    def _forget(self) -> None:
+    def _let_go(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+
+    def _wait(self) -> None:
+        try:
+            self._popen.wait(keeper.KILL_LIMIT_S + END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()

@@ -61,7 +61,7 @@ class RunPaths:
 
     def logs_of(self, actor: str) -> list[Path]:
         """The logs of an actor's lives, oldest first."""
-        return sorted((self.logs / actor).glob("*.log"), key=lambda path: path.stat().st_ctime_ns)
+        return sorted((self.logs / actor).glob("*.log"), key=_age)
 
     def describe(self) -> dict[str, Any]:
         """run.json: format, run_id, configuration_digest, created (seconds after 1970)."""
@@ -133,6 +133,7 @@ class RunDirectory(RunPaths):
         for writer in self._writers.values():
             writer.close()
         if self._lock_fd is not None:
+            os.ftruncate(self._lock_fd, 0)  # this process may live on: `owner_pid` must not name it
             os.close(self._lock_fd)
             self._lock_fd = None
 
@@ -160,6 +161,12 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     os.replace(temporary, path)
+
+
+def _age(log: Path) -> tuple[int, int]:
+    """Last written first; lives of one supervisor, which may be over within a tick of the clock, by their number."""
+    number = log.name.partition("-")[0]
+    return log.stat().st_mtime_ns, int(number) if number.isdigit() else 0
 
 
 def _refuse_foreign(paths: RunPaths) -> None:

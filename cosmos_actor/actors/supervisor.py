@@ -108,7 +108,8 @@ class Supervisor:
 
     async def stop(self, reason: str) -> End:
         """Stop all children in reverse order, in `limits.stop_s` and a few seconds; a second call only waits."""
-        self._do(self._core.stop(reason, self._clock()))
+        if self._failure is None:
+            self._do(self._core.stop(reason, self._clock()))
         return await self.wait()
 
     async def wait(self) -> End:
@@ -169,7 +170,7 @@ class Supervisor:
         return [{
             "actor": actor, "role": child.spec.role, "state": child.state.value, "starts": child.incarnation,
             "incarnation": life.incarnation if (life := self._lives.get(actor)) else None,
-            "pid": life.process.pid if life and life.process else None,
+            "pid": life.process.pid if life and life.process and child.alive else None,
             "interpreter": child.spec.command[0], "progress": child.progress,
         } for actor, child in self._core.children.items()]
 
@@ -215,8 +216,9 @@ class Supervisor:
         spec = self._core.children[actor].spec
         life = self._lives[actor] = Life(actor, number, f"{number}-{new_incarnation()}", self._clock())
         try:
-            life.process = ChildProcess(spec, life.incarnation, pipe=self._pipe, on_end=lambda _: self._ended(life),
-                                        log=self._run_directory.log(actor, life.incarnation))
+            life.process = ChildProcess(
+                spec, life.incarnation, pipe=self._pipe, log=self._run_directory.log(actor, life.incarnation),
+                on_end=lambda _: self._guarded(self._ended, life))
         except OSError as error:
             self._report_end(life, could_not_start(error))
             return
@@ -253,9 +255,9 @@ class Supervisor:
     async def _finish(self, end: End) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._event("ended", kind=end.kind.value, reason=end.reason)
         await self._keeper.dismiss()
         self._pipe.close()
-        self._event("ended", kind=end.kind.value, reason=end.reason)
         self._ready.set()
         self._over.set()
 
@@ -267,7 +269,8 @@ class Supervisor:
         deadline = self._core.next_deadline()
         self._due = float("inf") if deadline is None else deadline
         if deadline is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - self._clock()), self._tick)
+            delay_s = max(0.0, deadline - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._guarded, self._tick)
 
     def _tick(self) -> None:
         late_s = self._clock() - self._due
@@ -308,15 +311,31 @@ class Supervisor:
         task.add_done_callback(self._task_done)
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        """A fault of the supervisor itself ends it:
-
-        `wait` raises it, and the keeper ends the children with the process.
-        """
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._failure = task.exception()
-            self._ready.set()
-            self._over.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
+        """For what the loop calls: an error there would otherwise only be logged, and a child be without an owner."""
+        try:
+            step(*arguments)
+        except Exception as error:  # any fault of the supervisor ends it, and the job with it
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """A fault of the supervisor itself: the keeper ends all children, and `wait` raises the fault."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        for life in self._lives.values():
+            if life.process is not None:
+                life.process.abandon()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._keeper.execute()
+        self._pipe.close()
+        self._ready.set()
+        self._over.set()
 
 
 def _find_interpreter(spec: ChildSpec) -> None:

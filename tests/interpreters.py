@@ -12,7 +12,7 @@ import pytest
 
 
 def find_python(version: str) -> str | None:
-    """An interpreter of exactly `version` ("3.8"): $COSMOS_ACTOR_PYTHON38, on the PATH, or one of pyenv's; None without one."""
+    """An interpreter of exactly `version` ("3.8") or None: $COSMOS_ACTOR_PYTHON38, one of pyenv's, one on the PATH."""
     pyenv = os.environ.get("PYENV_ROOT", str(Path.home() / ".pyenv"))
     candidates = [
         os.environ.get(f"COSMOS_ACTOR_PYTHON{version.replace('.', '')}"),
@@ -34,8 +34,9 @@ def require_python(version: str) -> str:
 
 
 def _version(python: str) -> str | None:
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    code = "import sys; print('{}.{}'.format(*sys.version_info))"
     try:
-        return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

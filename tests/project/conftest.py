@@ -19,15 +19,17 @@ WHAT_A_WHEEL_IS_MADE_OF = ("pyproject.toml", "README.md", "LICENSE")
 def run(command: list[str | Path], *, cwd: Path, timeout: float) -> str:
     """stdout of a command that must succeed; its stderr is in the failure otherwise."""
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, timeout=timeout, capture_output=True, text=True, env=clean_environment()
-    )
+        [str(part) for part in command],
+        cwd=cwd, timeout=timeout, capture_output=True, text=True, env=clean_environment(), check=False,
+    )  # fmt: skip
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def clean_environment() -> dict[str, str]:
     """This environment without what would let the checkout be imported by accident."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "PYTEST"))}
+    unwanted = ("PYTHON", "VIRTUAL_ENV", "PYTEST")
+    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """make_environment(python, constraints, *more): a new environment's python, with the wheel and its core dependencies."""
+    """make_environment(python, constraints, *more): the python of a new environment with the wheel and its core."""
 
     def make(python: str, constraints: str, *more: str) -> Path:
         folder = tmp_path_factory.mktemp("environment")

@@ -79,7 +79,9 @@ def test_the_command_says_what_to_install(core_only: Path, tmp_path: Path) -> No
 
 @pytest.mark.heavy
 @pytest.mark.timeout(LONGEST_TEST_S)
-def test_check_works_with_the_cli_extra_alone(make_environment: Callable[..., Path], wheel: Path, tmp_path: Path) -> None:
+def test_check_works_with_the_cli_extra_alone(
+    make_environment: Callable[..., Path], wheel: Path, tmp_path: Path
+) -> None:
     python = make_environment(sys.executable, "constraints.txt", f"{wheel}[cli]")
     run([python.parent / "cosmos-actor", "check", "grpo-arithmetic"], cwd=tmp_path, timeout=60)
     assert "torch" not in run([python, "-m", "pip", "list"], cwd=tmp_path, timeout=60)

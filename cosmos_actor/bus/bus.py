@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import Executor
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from .clock import Clock
 from .dialler import Dialler
@@ -18,6 +18,12 @@ from .keys import KeyRing
 from .limits import Limits
 from .link import Link
 from .schema import known_schemas, schema_key
+
+if TYPE_CHECKING:
+    from .bulk.plane import BulkPlane
+    from .bulk.reader import BulkReader
+    from .bulk.settings import BulkSettings
+    from .bulk.store import BulkStore
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +55,7 @@ class Bus:
         clock: Optional[Clock] = None,
         resolve_bulk: bool = True,
         executor: Optional[Executor] = None,
-        bulk: Any = None,
+        bulk: Optional[BulkSettings] = None,
         schemas: Optional[Mapping[str, Tuple[int, int]]] = None,
     ) -> None:
         _check_keys(identity, keys)
@@ -60,7 +66,7 @@ class Bus:
         self.clock = Clock() if clock is None else clock
         self.resolve_bulk = resolve_bulk
         self.executor = executor
-        self.bulk = bulk
+        self.bulk = None if bulk is None else _bulk_plane(identity, bulk, keys)
         self.handlers = HandlerTable()
         self.links: Dict[str, Link] = {}
         self.diallers: Set[Dialler] = set()
@@ -93,6 +99,10 @@ class Bus:
         self.transport.open(self.identity, self.keys, self.limits)
         if listen is not None:
             self.address = self.transport.listen(listen, self._doorman)
+        if self.bulk is not None:
+            self.bulk.start(self.address, self._give_back)
+            self.handlers.add_event(self.bulk.returned_type, self._given_back)
+            self.handlers.apart.add(schema_key(self.bulk.returned_type)[0])
         self._tick_later()
         return self.address
 
@@ -126,6 +136,8 @@ class Bus:
         for dialler in list(self.diallers):
             dialler.stop()
         self.transport.close(self.limits.linger_ms)
+        if self.bulk is not None:
+            self.bulk.close()
         return CloseReport(undelivered, stopped)
 
     async def _drain(self, drain_s: float) -> None:
@@ -241,6 +253,8 @@ class Bus:
         self._counters["links_lost"] += 1
         left = link.end(reason, closed_by_us=closed_by_us)
         self._doorman.link_over(link)
+        if self.bulk is not None:
+            self.bulk.peer_lost(link.peer)
         for dialler in [dialler for dialler in self.diallers if dialler.link is link]:
             dialler.stop()
         if self.links.get(link.actor) is link:
@@ -248,6 +262,35 @@ class Bus:
         for callback in self._down:
             self._loop.call_soon(callback, link, reason)
         return left
+
+    # -- arrays by reference ------------------------------------------------------------------------------------
+
+    @property
+    def bulk_store(self) -> Optional[BulkStore]:
+        """Where this actor keeps arrays for others; None without a bulk plane."""
+        return None if self.bulk is None else self.bulk.store
+
+    @property
+    def bulk_reader(self) -> Optional[BulkReader]:
+        """Fetches arrays of references that came some other way than in a message's array field."""
+        return None if self.bulk is None else self.bulk.reader
+
+    async def release(self, message: Any) -> None:
+        """References in a message that was not resolved are not used here any more; a second time has no effect.
+
+        What was sent on with them meanwhile stays its receivers' own. Dropping the message has the same effect.
+        """
+        if self.bulk is not None:
+            self.bulk.release(message)
+
+    def _give_back(self, peer: str, returned: Any) -> None:
+        link = next((link for link in self.links.values() if str(link.peer) == peer), None)
+        if link is not None:
+            link.spawn(link.give_back(returned))
+
+    async def _given_back(self, returned: Any, link: Link) -> None:
+        if self.bulk is not None:
+            self.bulk.given_back(str(link.peer), returned)
 
     # -- the tick -----------------------------------------------------------------------------------------------
 
@@ -291,8 +334,15 @@ class Bus:
             **self._counters,
             **self._doorman.statistics(),
             "transport": self.transport.statistics(),
+            "bulk": None if self.bulk is None else self.bulk.statistics(),
             "links": {actor: link.statistics() for actor, link in self.links.items()},
         }
+
+
+def _bulk_plane(identity: Identity, settings: BulkSettings, keys: Optional[KeyRing]) -> BulkPlane:
+    from .bulk.plane import BulkPlane  # a bus without bulk needs no shared memory
+
+    return BulkPlane(identity, settings, keys)
 
 
 def _check_keys(identity: Identity, keys: Optional[KeyRing]) -> None:

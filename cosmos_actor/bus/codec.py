@@ -20,6 +20,7 @@ DTYPES = {
         "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
     ).split()
 }
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 DTYPES["bfloat16"] = np.dtype("uint16")
 ANY_DTYPE = "any"
 
@@ -40,13 +41,14 @@ class ArrayReference:
 
 
 class Encoding:
-    """What one message becomes: arrays in order, and the slot of each inside the plain value."""
+    """What one message becomes: arrays in order, the slot of each inside the plain value, and references in it."""
 
-    __slots__ = ("arrays", "slots", "dims")
+    __slots__ = ("arrays", "slots", "references", "dims")
 
     def __init__(self) -> None:
         self.arrays: List[Any] = []
         self.slots: List[List[Any]] = []
+        self.references: List[ArrayReference] = []
         self.dims: Dict[str, int] = {}
 
     def add(self, array: Any, dtype: str) -> List[Any]:
@@ -211,23 +213,30 @@ def array_codec(
     storage = DTYPES.get(dtype)
 
     def encode(value: Any, ctx: Encoding) -> Any:
-        if isinstance(value, ArrayReference):
+        if type(value) is np.ndarray and value.dtype is storage and value.flags.c_contiguous:
+            name = dtype  # the common case, without a look at anything else
+        elif isinstance(value, ArrayReference):
             check_array(dtype, dims, value.dtype, value.shape, ctx.dims)
+            ctx.references.append(value)
             return [-1, *reference_out(value, ctx)]
-        if not isinstance(value, np.ndarray):
+        elif isinstance(value, np.ndarray):
+            name, value = _storable(value, dtype)
+        else:
             raise _wrong("an array", value)
-        name, plain = _storable(value, dtype, storage)
-        check_array(dtype, dims, name, plain.shape, ctx.dims)
-        return ctx.add(plain, name)
+        check_array(dtype, dims, name, value.shape, ctx.dims)
+        return ctx.add(value, name)
 
     def decode(value: Any, ctx: Decoding) -> Any:
         if type(value) is not list or len(value) != 3 or type(value[0]) is not int:
             raise _wrong("an array slot", value)
-        if value[0] < 0:
-            return _resolve(reference_in(value[1], value[2]), ctx, dtype, dims)
-        _check_slot(value, ctx)
-        check_array(dtype, dims, value[1], value[2], ctx.dims)
-        return view(ctx.frames[value[0]], value[1], value[2])
+        index, name, shape = value
+        if index < 0:
+            return _resolve(reference_in(name, shape), ctx, dtype, dims)
+        if index >= len(ctx.frames):
+            raise Bad(f"array frame {index} is missing")
+        array = view(ctx.frames[index], name, shape)
+        check_array(dtype, dims, name, array.shape, ctx.dims)
+        return array
 
     return Codec(text, encode, decode, arrays=True)
 
@@ -240,9 +249,9 @@ def _resolve(reference: ArrayReference, ctx: Decoding, dtype: str, dims: Dims) -
     return ctx.resolved[len(ctx.references) - 1]
 
 
-def _storable(value: Any, dtype: str, storage: Optional[Any]) -> Tuple[str, Any]:
+def _storable(value: Any, dtype: str) -> Tuple[str, Any]:
     """(dtype name, C-contiguous native array). One copy, and only if the layout is another one."""
-    name = value.dtype.name
+    name = NAMES.get(value.dtype) or value.dtype.name
     if name == "bfloat16" or (dtype == "bfloat16" and name == "uint16"):
         value, name = value.view(np.uint16), "bfloat16"
     if name not in DTYPES:
@@ -254,28 +263,23 @@ def _storable(value: Any, dtype: str, storage: Optional[Any]) -> Tuple[str, Any]
     return name, value
 
 
-def _check_slot(slot: List[Any], ctx: Decoding) -> None:
-    index, dtype, shape = slot
-    if index >= len(ctx.frames):
-        raise Bad(f"array frame {index} is missing")
-    if dtype not in DTYPES or type(shape) is not list or len(shape) > MAX_ARRAY_RANK:
+def view(frame: Any, dtype: Any, shape: Any) -> Any:
+    """A read-only array over the frame's own bytes. `dtype` and `shape` are what a stranger sent."""
+    if type(dtype) is not str or dtype not in DTYPES or type(shape) is not list or len(shape) > MAX_ARRAY_RANK:
         raise Bad("malformed array slot")
-    if not all(type(size) is int and size >= 0 for size in shape):
-        raise Bad("malformed array shape")
-
-
-def view(frame: Any, dtype: str, shape: Sequence[int]) -> Any:
-    """A read-only array over the frame's own bytes."""
-    kind = DTYPES[dtype]
-    count = 1
-    for size in shape:
-        count *= size
-    held = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-    if held != count * kind.itemsize:
-        raise Bad(f"array of shape {list(shape)} {dtype} needs {count * kind.itemsize} bytes, frame has {held}")
-    array = np.frombuffer(frame, kind, count).reshape(shape)
-    array.flags.writeable = False
+    try:
+        array: Any = np.ndarray(shape, DTYPES[dtype], frame)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Bad(f"no array of shape {shape} {dtype} in a frame of {_nbytes(frame)} bytes: {error}") from None
+    if array.nbytes != _nbytes(frame):
+        raise Bad(f"array of shape {shape} {dtype} needs {array.nbytes} bytes, frame has {_nbytes(frame)}")
+    if type(frame) is not bytes:
+        array.flags.writeable = False
     return array
+
+
+def _nbytes(frame: Any) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 def array_bytes(array: Any) -> Any:

@@ -28,6 +28,8 @@ class HandlerTable:
         self.requests: Dict[str, Handler] = {}
         self.events: Dict[str, Handler] = {}
         self.topics: Dict[str, Handler] = {}
+        self.apart: Set[str] = set()
+        """Events that wait for no other event: the bus's own."""
 
     def add_request(self, message_type: type, function: HandlerFunction, concurrency: int) -> None:
         _put(self.requests, schema_key(message_type)[0], function, concurrency)

@@ -15,7 +15,7 @@ from .handlers import Handler, HandlerTable, Lane
 from .latest import LatestInbox
 from .limits import Limits
 from .outgoing import Outgoing, Packed
-from .schema import from_plain
+from .schema import from_plain, to_plain
 
 
 class Job(NamedTuple):
@@ -103,9 +103,10 @@ class Incoming:
         except BusError as error:
             self._finish(channel, number, extra, self._failure(error))
             return
+        self._link.borrow(references)
         table = self._table.events if channel == EVENT else self._table.requests
         job = Job(table.get(name), channel, number, extra, message, references, (body, frames))
-        self._dispatch("event" if channel == EVENT else name, job)
+        self._dispatch("event" if channel == EVENT and name not in self._table.apart else name, job)
 
     def _dispatch(self, lane_name: str, job: Job) -> None:
         handler = job.handler
@@ -121,7 +122,11 @@ class Incoming:
     def _run_inline(self, job: Job) -> None:
         try:
             reply = job.handler.function(job.message, self._link) if job.handler else self._no_handler(job)
-            answer = None if reply is None or job.channel >= EVENT else self._pack_reply(reply)
+            encoded = None if reply is None or job.channel >= EVENT else to_plain(reply)
+            if encoded is not None and self._link.bulk_concerns(encoded):
+                self._link.spawn(self._finish_large(job, reply, encoded))
+                return
+            answer = None if encoded is None else (RESULT, self._out.pack(reply, None, encoded))
         except Exception as error:  # whatever a handler raises is the sender's answer
             answer = self._failure(error)
         self._finish(job.channel, job.number, job.extra, answer)
@@ -132,7 +137,7 @@ class Incoming:
             if job.references and self._link.resolves_bulk:
                 message = await self._link.fetch(job.wire_form, job.references)
             reply = await self._invoke(job, message)
-            answer = None if reply is None or job.channel >= EVENT else await self._pack_large_reply(reply)
+            answer = None if reply is None or job.channel >= EVENT else await self._pack_large(reply, to_plain(reply))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # whatever a handler raises is the sender's answer
@@ -158,13 +163,15 @@ class Incoming:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def _pack_reply(self, reply: Any) -> Answer:
-        if self._link.has_large_arrays(reply):
-            raise BusError("large arrays in the answer of an inline handler need a bus without the bulk plane")
-        return RESULT, self._out.pack(reply, None)
+    async def _pack_large(self, reply: Any, encoded: Any) -> Answer:
+        return RESULT, await self._link.pack(reply, None, self._limits.default_deadline_s, encoded)
 
-    async def _pack_large_reply(self, reply: Any) -> Answer:
-        return RESULT, await self._link.pack(reply, None, self._limits.default_deadline_s)
+    async def _finish_large(self, job: Job, reply: Any, encoded: Any) -> None:
+        try:
+            answer = await self._pack_large(reply, encoded)
+        except BusError as error:
+            answer = self._failure(error)
+        self._finish(job.channel, job.number, job.extra, answer)
 
     def _failure(self, error: BaseException) -> Answer:
         self.failures += 1
@@ -178,8 +185,16 @@ class Incoming:
             self._out.state_done(extra, number)
             return
         for also in self._keyed_numbers(channel, number, extra, answer):
-            if self.inboxes[channel].finish(also, answer):
-                self._answer(channel, also, answer)
+            self._finish_one(channel, also, answer, first=also == number)
+
+    def _finish_one(self, channel: int, number: int, answer: Answer, *, first: bool) -> None:
+        if not first and answer is not None and answer[1].lent:
+            try:
+                self._link.lend_again(answer[1])
+            except BusError as error:
+                answer = self._failure(error)
+        if self.inboxes[channel].finish(number, answer):
+            self._answer(channel, number, answer)
 
     def _answer(self, channel: int, number: int, answer: Answer) -> None:
         if answer is None:
@@ -200,8 +215,8 @@ class Incoming:
         numbers, answer = entry
         if numbers:
             numbers.append(number)
-        elif self.inboxes[CALL].finish(number, answer):
-            self._answer(CALL, number, answer)
+        else:
+            self._finish_one(CALL, number, answer, first=False)
         return True
 
     def _keyed_numbers(self, channel: int, number: int, extra: Any, answer: Answer) -> List[int]:
@@ -226,6 +241,7 @@ class Incoming:
         if references and self._link.resolves_bulk:
             self._link.spawn(self._fetch_result(receipt, (body, frames), references))
         else:
+            self._link.borrow(references)
             self._out.settle(receipt, message)
 
     async def _fetch_result(self, receipt: Any, wire_form: Any, references: List[ArrayReference]) -> None:

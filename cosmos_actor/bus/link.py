@@ -15,7 +15,7 @@ from .limits import Limits
 from .liveness import Liveness
 from .outgoing import Outgoing, Packed
 from .receipt import Receipt
-from .schema import from_plain
+from .schema import from_plain, to_plain
 
 
 class Link:
@@ -39,6 +39,7 @@ class Link:
             now, interval_s=self._limits.heartbeat_interval_s, lost_after_s=self._limits.lost_after_s
         )
         self.out = Outgoing(str(self.peer), self._limits, theirs, bus.clock)
+        self.out.on_not_accepted = self._take_back
         self.incoming = Incoming(self, self.out, bus.handlers, self._limits, bus.executor)
 
     def __repr__(self) -> str:
@@ -97,14 +98,52 @@ class Link:
     def resolves_bulk(self) -> bool:
         return self._bus.resolve_bulk and self._bus.bulk is not None
 
-    def has_large_arrays(self, message: Any) -> bool:
-        return False
+    def bulk_concerns(self, encoded: Any) -> bool:
+        """Whether `pack` has arrays to put into the store, or references to pass on."""
+        return self._bus.bulk is not None and self._bus.bulk.concerns(encoded[2], self._inline_bytes)
 
-    async def pack(self, message: Any, extra: Any, deadline_s: float) -> Packed:
-        return self.out.pack(message, extra)
+    async def pack(self, message: Any, extra: Any, deadline_s: float, encoded: Any = None) -> Packed:
+        """Large arrays go into the store, held for the peer; waits at most `deadline_s` for room there."""
+        encoded = to_plain(message) if encoded is None else encoded
+        if not self.bulk_concerns(encoded):
+            return self.out.pack(message, extra, encoded)
+        bulk, peer = self._bus.bulk, self.out.peer
+        lent = await bulk.externalise(encoded[2], peer, self.host_id, self._inline_bytes, deadline_s)
+        try:
+            return self.out.pack(message, extra, encoded)._replace(lent=lent)
+        except BusError:
+            bulk.take_back(lent, peer)
+            raise
 
     async def fetch(self, wire_form: Tuple[Sequence[Any], Sequence[Any]], references: List[ArrayReference]) -> Any:
-        raise BusError("no bulk plane")
+        """The message with arrays in its references' places."""
+        arrays = await self._bus.bulk.resolve(references, self.out.peer, self._limits.default_deadline_s)
+        return redecode(*wire_form, arrays)
+
+    def borrow(self, references: Sequence[ArrayReference]) -> None:
+        """References that nobody here resolves are given back when they are released or dropped."""
+        if references and self._bus.bulk is not None and not self._bus.resolve_bulk:
+            self._bus.bulk.borrow(references, self.out.peer)
+
+    def lend_again(self, packed: Packed) -> None:
+        """The peer gets this message under another number as well. Raises BulkGone."""
+        self._bus.bulk.lend_again(packed.lent, self.out.peer)
+
+    async def give_back(self, returned: Any) -> None:
+        """Tell the peer which of its arrays are not used here any more."""
+        try:
+            await self.emit(returned)
+        except (PeerLost, LinkClosed):
+            pass  # Its end of the link drops what we held.
+
+    def _take_back(self, packed: Packed) -> None:
+        if packed.lent:
+            self._bus.bulk.take_back(packed.lent, self.out.peer)
+
+    @property
+    def _inline_bytes(self) -> int:
+        """Arrays of a message that stay in it: half of what it may have, the rest is for its texts and numbers."""
+        return self.out.max_bytes // 2
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run it as long as the link lives."""

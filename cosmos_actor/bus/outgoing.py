@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -41,6 +41,8 @@ class Packed(NamedTuple):
     body: bytes
     buffers: List[Any]
     nbytes: int
+    lent: Sequence[Any] = ()
+    """References in it that the peer holds from now on."""
 
 
 class Outgoing:
@@ -59,6 +61,7 @@ class Outgoing:
         self.max_bytes = min(limits.max_message_bytes, theirs.max_message_bytes)
         self.sent_messages = self.sent_bytes = self.flushes = 0
         self.on_wire_down: Callable[[str], None] = lambda reason: None
+        self.on_not_accepted: Callable[[Packed], None] = lambda packed: None
         self._ended: Optional[BusError] = None
         self._limits = limits
         self._clock = clock
@@ -97,10 +100,14 @@ class Outgoing:
 
     async def send(self, channel: int, packed: Packed, deadline_s: float) -> Receipt:
         """Accepted: waits for credit, then the message is ours until the peer is done with it."""
-        if self._ended is not None:
-            raise self._ended
-        if self._waiting[channel] or not self.credits[channel].take(packed.nbytes):
-            await self._wait_for_credit(channel, packed.nbytes, deadline_s)
+        try:
+            if self._ended is not None:
+                raise self._ended
+            if self._waiting[channel] or not self.credits[channel].take(packed.nbytes):
+                await self._wait_for_credit(channel, packed.nbytes, deadline_s)
+        except BaseException:
+            self.on_not_accepted(packed)
+            raise
         receipt = Receipt(self.peer, channel, packed.nbytes, self._clock)
         number = receipt.number = self.outboxes[channel].add(receipt)
         receipt.data = item_head(MESSAGE, channel, number, len(packed.buffers)) + packed.body

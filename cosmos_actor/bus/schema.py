@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import typing
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 from zlib import crc32
 
@@ -46,8 +46,9 @@ else:
 
 
 _ARRAY = "cosmos_actor.array"
-_CODEC = "__schema_codec__"
 _registry: Dict[str, type] = {}
+_codecs: Dict[Any, Any] = {}
+"""Class -> how it is encoded."""
 
 
 def array(dtype: str = ANY_DTYPE, *dims: Dim, optional: bool = False) -> Any:
@@ -68,7 +69,7 @@ def schema(name: str, *, version: int) -> Callable[[Type[T]], Type[T]]:
         made = cls if "__dataclass_fields__" in vars(cls) else dataclasses.dataclass(frozen=True)(cls)
         if not made.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             raise SchemaError(f"schema {name}: the dataclass must be frozen")
-        setattr(made, _CODEC, ObjectCodec(name, version, made))
+        _codecs[made] = ObjectCodec(name, version, made)
         _register(name, made)
         return made
 
@@ -101,13 +102,15 @@ def schema_class(name: str) -> type:
 
 
 def is_schema(cls: Any) -> bool:
-    return _CODEC in getattr(cls, "__dict__", ())
+    return isinstance(cls, type) and cls in _codecs
 
 
 class ObjectCodec(Codec):
     """Encodes one class. An object whose fields all have exactly their plain types takes one C-level pass."""
 
-    __slots__ = ("name", "cls", "key", "names", "fields", "getter", "plain_types", "post_init")
+    __slots__ = (
+        "name", "cls", "key", "names", "fields", "getter", "plain_types", "post_init", "special", "pick", "picked",
+    )
 
     def __init__(self, name: str, version: int, cls: Any) -> None:
         self.name = name
@@ -121,27 +124,57 @@ class ObjectCodec(Codec):
         self.getter = _tuple_getter(self.names)
         self.plain_types = tuple(inner.plain for inner in self.fields)
         self.post_init = hasattr(cls, "__post_init__")
+        self.special = tuple((at, inner) for at, inner in enumerate(self.fields) if inner.plain is None)
+        plain = [at for at, kind in enumerate(self.plain_types) if kind is not None]
+        self.pick = itemgetter(*plain) if plain else _nothing
+        self.picked = self.pick(self.plain_types)
 
     def _encode(self, message: Any, ctx: Encoding) -> Any:
         if type(message) is not self.cls:
             raise Bad(f"expected {self.name}, got {type(message).__name__}")
         values = self.getter(message)
-        if tuple(map(type, values)) == self.plain_types:
+        types = tuple(map(type, values))
+        if types == self.plain_types:
             return values
-        return self._each("encode", values, ctx)
+        if self.pick(types) != self.picked:
+            return self._each("encode", values, ctx)
+        outer, ctx.dims = ctx.dims, {}
+        out, at = list(values), 0
+        try:
+            for at, inner in self.special:
+                out[at] = inner.encode(values[at], ctx)
+        except Bad as bad:
+            raise Bad(_join(self.names[at], str(bad))) from None
+        ctx.dims = outer
+        return out
 
     def _decode(self, values: Any, ctx: Decoding) -> Any:
         if type(values) is not list or len(values) != len(self.names):
             raise Bad(f"expected the {len(self.names)} fields of {self.name}")
-        if tuple(map(type, values)) != self.plain_types:
-            values = self._each("decode", values, ctx)
-        message = object.__new__(self.cls)
+        types = tuple(map(type, values))
+        if types != self.plain_types:
+            values = self._decode_special(values, types, ctx)
+        message: Any = object.__new__(self.cls)
         message.__dict__.update(zip(self.names, values))
         if self.post_init:
             message.__post_init__()
         return message
 
+    def _decode_special(self, values: List[Any], types: Tuple[type, ...], ctx: Decoding) -> List[Any]:
+        if self.pick(types) != self.picked:
+            return self._each("decode", values, ctx)
+        outer, ctx.dims = ctx.dims, {}
+        out, at = list(values), 0
+        try:
+            for at, inner in self.special:
+                out[at] = inner.decode(values[at], ctx)
+        except Bad as bad:
+            raise Bad(_join(self.names[at], str(bad))) from None
+        ctx.dims = outer
+        return out
+
     def _each(self, way: str, values: Sequence[Any], ctx: Any) -> List[Any]:
+        """Every field by itself: converts what may be converted, and says which one is wrong."""
         outer, ctx.dims = ctx.dims, {}
         out = []
         for name, inner, value in zip(self.names, self.fields, values):
@@ -151,6 +184,10 @@ class ObjectCodec(Codec):
                 raise Bad(_join(name, str(bad))) from None
         ctx.dims = outer
         return out
+
+
+def _nothing(types: Any) -> Tuple[()]:
+    return ()
 
 
 def _join(field: str, text: str) -> str:
@@ -169,7 +206,10 @@ def _field_codecs(name: str, cls: Any) -> Tuple[Codec, ...]:
     out = []
     for field in dataclasses.fields(cls):
         try:
-            out.append(_codec_for(hints[field.name], field.metadata.get(_ARRAY)))
+            declared = field.metadata.get(_ARRAY)
+            made = _codec_for(hints[field.name], declared)
+            may_be_none = declared and field.default is None and not made.text.startswith("optional")
+            out.append(codec.optional(made) if may_be_none else made)
         except Bad as bad:
             raise SchemaError(f"schema {name} field {field.name}: {bad}") from None
     return tuple(out)
@@ -228,9 +268,10 @@ def _reference_in(name: Any, plain: Any) -> ArrayReference:
 def codec_of(message_or_class: Any) -> ObjectCodec:
     """The compiled codec; SchemaError if the class was not declared with ``@schema``."""
     cls = message_or_class if isinstance(message_or_class, type) else type(message_or_class)
-    if not is_schema(cls):
+    known = _codecs.get(cls)
+    if known is None:
         raise SchemaError(f"{cls.__name__} is not a message: declare it with @schema(name, version=…)")
-    return cls.__dict__[_CODEC]  # type: ignore[no-any-return]
+    return known  # type: ignore[no-any-return]
 
 
 def to_plain(message: Any) -> Tuple[Tuple[str, int, int], Any, Encoding]:
@@ -238,7 +279,7 @@ def to_plain(message: Any) -> Tuple[Tuple[str, int, int], Any, Encoding]:
     inner = codec_of(message)
     encoding = Encoding()
     try:
-        return inner.key, inner.encode(message, encoding), encoding
+        return inner.key, inner._encode(message, encoding), encoding
     except Bad as bad:
         raise SchemaMismatch(f"schema {inner.name}: {bad}") from None
 
@@ -249,10 +290,11 @@ def from_plain(
     """(message, references in it). With ``resolved`` the references' places hold these arrays instead, in order."""
     name, version, fingerprint = key
     inner = codec_of(schema_class(name))
-    check_key(inner.key, version, fingerprint)
+    if inner.key != (name, version, fingerprint):
+        check_key(inner.key, version, fingerprint)
     decoding = Decoding(frames, resolved)
     try:
-        return inner.decode(plain, decoding), decoding.references
+        return inner._decode(plain, decoding), decoding.references
     except Bad as bad:
         raise SchemaMismatch(f"schema {name}: {bad}") from None
 

@@ -1,4 +1,4 @@
-"""Streams over real sockets on one machine: the arena is declared unreachable, everything else is as between two hosts."""
+"""Streams over real sockets on one machine: the arena is declared unreachable, all else is as between two hosts."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ def identity(actor: str = "rollout-0") -> Identity:
 
 @contextmanager
 def store(
-    budget_bytes: int = 4 * MIB, actor: str = "rollout-0", settings: BulkSettings = BulkSettings()
+    budget_bytes: int = 4 * MIB, actor: str = "rollout-0", settings: BulkSettings | None = None
 ) -> Iterator[BulkStore]:
-    made = BulkStore(identity(actor), replace(settings, budget_bytes=budget_bytes))
+    made = BulkStore(identity(actor), replace(settings or BulkSettings(), budget_bytes=budget_bytes))
     try:
         yield made
     finally:

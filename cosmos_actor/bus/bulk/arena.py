@@ -94,6 +94,14 @@ class Arena:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
 
+class Viewed(np.ndarray):
+    """Lives as long as any array made from it.
+
+    numpy replaces the base of a view by the base's base as long as those are arrays of the view's type. This one is
+    of another type and lies on the mapping itself, so it stays the base of its plain form and of all views of that.
+    """
+
+
 class ArenaView:
     """A reader's side: the whole arena of one peer, mapped once, read-only by page protection."""
 
@@ -111,9 +119,9 @@ class ArenaView:
         cell, rest = divmod(offset - self.first_byte, PAGE_BYTES)
         return int(self._cells[cell]) if rest == 0 and 0 <= cell < len(self._cells) else 0
 
-    def array(self, offset: int, nbytes: int, dtype: Any, shape: Any) -> NDArray[Any]:
+    def array(self, offset: int, dtype: Any, shape: Any) -> Viewed:
         """A read-only array over the mapped bytes themselves. `ref.storage_dtype` has checked the numbers."""
-        return np.frombuffer(self.mapping, dtype, nbytes // dtype.itemsize, offset).reshape(shape)
+        return Viewed(shape, dtype, self.mapping, offset)
 
     def close(self) -> None:
         """Unmap, as soon as no array looks at it."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import TYPE_CHECKING, Any, Dict, Optional
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
 import numpy as np
 
 from ..errors import BulkCorrupt, BulkGone
 from ..identity import host_id
-from .arena import ArenaRefused, ArenaView
+from .arena import ArenaRefused, ArenaView, Viewed
 from .ref import BulkRef, storage_dtype
 from .settings import MIB, BulkSettings
 from .streams import StreamClient
@@ -36,9 +37,13 @@ class BulkReader:
         self._arenas: Dict[bytes, _Arena] = {}
         self._counts = {"views": 0, "view_bytes": 0, "streamed": 0, "streamed_bytes": 0}
 
-    async def fetch(self, ref: BulkRef, *, deadline_s: float, verify: bool = False) -> NDArray[Any]:
+    async def fetch(
+        self, ref: BulkRef, *, deadline_s: float, verify: bool = False, on_drop: Optional[Callable[[], None]] = None
+    ) -> NDArray[Any]:
         """The array, read-only. bfloat16 comes as uint16 bits.
 
+        `on_drop` is called once the lease is not needed any more: in the thread that drops the last view of the
+        producer's memory, or here when the array is a copy. Not when this raises.
         `verify` compares it with the digest in the reference (`put(digest=True)`); the chunks of a stream always are.
         Raises BulkGone when the lease or the owner ended, BulkCorrupt when the bytes are others, DeadlineExceeded with
         the progress of the stream.
@@ -48,13 +53,15 @@ class BulkReader:
             raise BulkCorrupt(f"{ref} is larger than {self.settings.max_array_bytes} bytes", peer=ref.owner,
                               setting="bulk.max_array_bytes")
         arena = self._arena(ref)
-        if arena.view is not None:
-            found = self._look(arena.view, ref, kind)
-        else:
+        if arena.view is None:
             found = await self._stream(ref, kind, arena.refusal, deadline_s)
+        else:
+            found = self._look(arena.view, ref, kind)
         if verify:
             await _verify(ref, found)
-        return found
+        if on_drop is not None:
+            _when_dropped(found, on_drop)
+        return found.view(np.ndarray)
 
     def is_local(self, ref: BulkRef) -> bool:
         """Whether `fetch` gives a view of the producer's memory, without copying a byte."""
@@ -95,7 +102,7 @@ class BulkReader:
         _check_generation(view, ref)
         self._counts["views"] += 1
         self._counts["view_bytes"] += ref.nbytes
-        return view.array(ref.offset, ref.nbytes, kind, ref.shape)
+        return view.array(ref.offset, kind, ref.shape)
 
     async def _stream(self, ref: BulkRef, kind: Any, refusal: str, deadline_s: float) -> NDArray[Any]:
         if self._streams is None or not ref.address:
@@ -123,6 +130,13 @@ class _Arena:
     def close(self) -> None:
         if self.view is not None:
             self.view.close()
+
+
+def _when_dropped(found: NDArray[Any], on_drop: Callable[[], None]) -> None:
+    if isinstance(found, Viewed):
+        weakref.finalize(found, on_drop).atexit = False
+    else:
+        on_drop()
 
 
 def _check_generation(view: ArenaView, ref: BulkRef) -> None:

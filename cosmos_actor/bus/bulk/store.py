@@ -107,16 +107,20 @@ class BulkStore:
     def add_holder(self, ref: BulkRef, holder: str) -> None:
         """One more hold on the array. Raises BulkGone when it ended already."""
         with self._lock:
-            if not (self._is_mine(ref) and self._leases.hold(ref.generation, holder)):
+            if ref.arena != self._arena.token or not self._leases.hold(ref.generation, holder):
                 raise BulkGone(f"{ref} ended before {holder} asked to hold it", peer=ref.owner)
 
     def release(self, ref: BulkRef, holder: str) -> bool:
         """End one hold. Ending what is not held changes nothing, is counted, and returns False."""
+        return self.give_back(ref.generation if ref.arena == self._arena.token else 0, holder)
+
+    def give_back(self, generation: int, holder: str, count: int = 1) -> bool:
+        """End `count` holds on the array of this generation, as `release` does."""
         with self._lock:
-            generation = ref.generation if self._is_mine(ref) else 0
             lease = self._leases.find(generation)
             was_held = lease is not None and holder in lease.holders
-            self._end(self._leases.let_go(generation, holder))
+            for _ in range(min(count, lease.holders.get(holder, 0)) if lease is not None and was_held else 1):
+                self._end(self._leases.let_go(generation, holder))
             return was_held
 
     def drop_holder(self, holder: str) -> int:
@@ -276,9 +280,6 @@ class BulkStore:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise BulkGone("the bulk store is closed", peer=self.identity.actor)
-
-    def _is_mine(self, ref: BulkRef) -> bool:
-        return ref.arena == self._arena.token
 
     def _state(self) -> str:
         held = sorted(self._leases.holders().items(), key=lambda item: -item[1])

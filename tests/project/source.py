@@ -37,6 +37,8 @@ class Import:
     place: str
     deferred: bool
     """Inside a function: it costs nothing until that function runs."""
+    for_types: bool
+    """Under `if TYPE_CHECKING:`: never executed."""
 
 
 @cache
@@ -54,23 +56,25 @@ def _module(path: Path) -> Module:
 def imports(module: Module) -> Iterator[Import]:
     """Every import statement, absolute: `from . import errors` in cosmos_actor.bus gives cosmos_actor.bus.errors."""
     known = {other.name for other in modules()}
-    for node, deferred in _walk(module.tree, False):
+    for node, deferred, for_types in _walk(module.tree, False, False):
         place = module.place(node) if isinstance(node, ast.Import | ast.ImportFrom) else ""
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, place, deferred)
+                yield Import(alias.name, place, deferred, for_types)
         elif isinstance(node, ast.ImportFrom):
             base = _base(module, node)
             for alias in node.names:
                 full = f"{base}.{alias.name}"
-                yield Import(full if full in known else base, place, deferred)
+                yield Import(full if full in known else base, place, deferred, for_types)
 
 
-def _walk(node: ast.AST, deferred: bool) -> Iterator[tuple[ast.AST, bool]]:
+def _walk(node: ast.AST, deferred: bool, for_types: bool) -> Iterator[tuple[ast.AST, bool, bool]]:
+    """Every node below, with whether it is inside a function and whether it is only for the type checker."""
+    checked = node.body if isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING") else []
     for child in ast.iter_child_nodes(node):
-        yield child, deferred
-        inside = deferred or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        yield from _walk(child, inside)
+        mine = for_types or child in checked
+        yield child, deferred, mine
+        yield from _walk(child, deferred or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef), mine)
 
 
 def _base(module: Module, node: ast.ImportFrom) -> str:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
 from tests.project.source import Import, Module, calls, imports, modules
 
+BASE = {"", "python_versions", "death"}
 BELOW = {
-    "": set(),
-    "python_versions": set(),
-    "death": set(),
     "bus": set(),
     "simulator_bridge": {"bus"},
-    "actors": {"bus", "death", "python_versions"},
-    "weight_plane": {"actors", "bus", "python_versions"},
-    "trainer": {"weight_plane", "actors", "bus", "python_versions"},
-    "roles": {"trainer", "weight_plane", "actors", "bus", "python_versions"},
-    "tasks": {"roles", "actors", "bus", "python_versions"},
-    "recipes": {"tasks", "roles", "trainer", "weight_plane", "actors", "bus", "simulator_bridge", "python_versions"},
+    "actors": {"bus"},
+    "weight_plane": {"actors", "bus"},
+    "trainer": {"weight_plane", "actors", "bus"},
+    "roles": {"trainer", "weight_plane", "actors", "bus"},
+    "tasks": {"roles", "actors", "bus"},
+    "recipes": {"tasks", "roles", "trainer", "weight_plane", "actors", "bus", "simulator_bridge"},
+    "job": {"recipes", "tasks", "roles", "trainer", "weight_plane", "actors", "bus", "simulator_bridge"},
+    "loop": {"job", "recipes", "tasks", "roles", "trainer", "weight_plane", "actors", "bus", "simulator_bridge"},
+    "cli": {"job", "recipes", "tasks", "roles", "trainer", "weight_plane", "actors", "bus", "simulator_bridge"},
 }
-"""part -> the parts that it may import. `job` and `cli` stand on top and may import all."""
-ON_TOP = ("job", "cli")
+"""part -> the parts that it may import. A loop is a module of recipes/ that runs a job: it is named in settings, and
+nobody imports it. The other modules of recipes/ are the settings that a job is made from."""
 SIMULATORS_SIDE = ("bus", "simulator_bridge")
 SIMULATORS_LIBRARIES = {"numpy", "zmq", "msgpack"}
 REFUSED = {"ray", "redis", "pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
@@ -35,22 +39,68 @@ def all_imports() -> list[tuple[Module, Import]]:
     return [(module, found) for module in modules() for found in imports(module)]
 
 
-def part_of(target: str) -> str:
-    parts = target.split(".")
-    return parts[1] if parts[0] == "cosmos_actor" and len(parts) > 1 else ""
+def part_of(name: str) -> str:
+    """The key of `BELOW` for a module's dotted name; "" for what is not of this package."""
+    parts = name.split(".")
+    if parts[0] != "cosmos_actor" or len(parts) == 1:
+        return ""
+    return "loop" if name in loops() else parts[1]
+
+
+@cache
+def loops() -> frozenset[str]:
+    return frozenset(
+        module.name
+        for module in modules()
+        if module.part == "recipes"
+        if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in module.tree.body)
+    )
+
+
+def test_the_recipes_are_where_they_are_looked_for() -> None:
+    assert "cosmos_actor.recipes.grpo" in loops()
 
 
 def test_imports_go_one_way() -> None:
     wrong = [
-        f"{found.place}: {module.part} may not import {part_of(found.target)}"
+        f"{found.place}: {part} may not import {part_of(found.target)}"
         for module, found in all_imports()
-        if module.part not in ON_TOP and part_of(found.target) not in BELOW[module.part] | {module.part, ""}
+        if (part := part_of(module.name)) not in BASE
+        if part_of(found.target) not in BELOW[part] | BASE | {part}
     ]
     assert wrong == []
 
 
 def test_every_part_has_its_place_in_the_order() -> None:
-    assert {module.part for module in modules()} <= {*BELOW, *ON_TOP}
+    assert {part_of(module.name) for module in modules()} <= BASE | set(BELOW)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Over what is imported when a module loads: a circle there works or fails by who comes first."""
+    graph = {
+        module.name: {found.target for found in imports(module) if not found.deferred and not found.for_types}
+        for module in modules()
+    }
+    assert list(circles(graph)) == []
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c", "numpy"}, "c": {"a"}, "d": {"a", "d"}}
+    assert list(circles(graph)) == [["a", "b", "c", "a"]]
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """The shortest way back to each module through modules later in the alphabet, so that each circle is found once."""
+    for start in sorted(graph):
+        ways = [[start]]
+        seen: set[str] = set()
+        for way in ways:
+            for name in sorted(graph[way[-1]] & set(graph)):
+                if name == start and len(way) > 1:
+                    yield [*way, start]
+                elif name > start and name not in seen:
+                    seen.add(name)
+                    ways.append([*way, name])
 
 
 def test_the_simulators_side_needs_three_libraries() -> None:
@@ -59,15 +109,9 @@ def test_the_simulators_side_needs_three_libraries() -> None:
         for module, found in all_imports()
         if module.part in (*SIMULATORS_SIDE, "death", "python_versions", "")
         if (top := found.target.split(".")[0]) not in SIMULATORS_LIBRARIES | {"cosmos_actor"} | sys.stdlib_module_names
-        if not (top == "typing_extensions" and _only_for_types(module, found))
+        if not (top == "typing_extensions" and found.for_types)
     ]
     assert foreign == []
-
-
-def _only_for_types(module: Module, found: Import) -> bool:
-    source = module.path.read_text().splitlines()
-    above = source[: int(found.place.rpartition(":")[2]) - 1]
-    return any(line.startswith("if TYPE_CHECKING:") for line in above[-6:])
 
 
 @pytest.mark.parametrize("refused", sorted(REFUSED))
@@ -130,9 +174,10 @@ def test_a_process_that_loads_the_simulators_side_has_nothing_else() -> None:
     assert loaded - {"cosmos_actor"} - SIMULATORS_LIBRARIES - sys.stdlib_module_names == set()
 
 
-def test_settings_command_line_and_processes_load_no_torch() -> None:
-    light = [module for module in modules() if module.part in ("bus", "cli", "actors") or "settings" in module.name]
-    assert loaded_by([module.name for module in light]) & COMPUTE == set()
+def test_everything_but_trainer_and_roles_loads_without_torch() -> None:
+    heavy = ("trainer", "roles")
+    light = [module.name for module in modules() if part_of(module.name) not in heavy or "settings" in module.name]
+    assert loaded_by(light) & COMPUTE == set()
 
 
 def test_only_parts_that_compute_import_torch_when_loaded() -> None:

@@ -14,13 +14,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         need("cosmos_actor.cli")
         from cosmos_actor.cli.app import run
+        return run(arguments)
     except PythonTooOld as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in NEEDS:
             raise
         return _refuse(f"{error.name} is not installed; the command line needs it: pip install 'cosmos-actor[cli]'")
-    return run(arguments)
 
 
 def _refuse(line: str) -> int:

@@ -18,6 +18,8 @@ HOVER_POINTS = 400
 """Hover targets of one series: more would make the file large and no target easier to hit."""
 SMOOTHED_FROM = 30
 """Points from which a curve is drawn twice: pale as measured, strong as a running mean."""
+FLAT = 1e-9
+"""A curve that moves by less than this, relative to its height or to 1, is drawn as a constant: the rest is rounding."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 """Series differ by more than colour."""
 
@@ -65,8 +67,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: s
     everything = [point for one in [*drawn, *([dots] if dots else [])] for point in one.points]
     if not everything:
         return ""
-    x_ticks, y_ticks = _ticks_of_x(everything), _ticks_of_y(everything, y_range)
-    y_ticks = [tick for tick in y_ticks if tick == int(tick)] if whole else y_ticks
+    x_ticks, y_ticks = _ticks_of_x(everything), _ticks_of_y(everything, y_range, whole)
     steps = [point[0] for point in everything]
     x = Scale(min(steps), max(steps), LEFT, WIDTH - RIGHT)
     x = x if x.high > x.low else Scale(x.low - 1, x.high + 1, x.start, x.end)
@@ -91,16 +92,17 @@ def describe(series: Sequence[Series]) -> str:
     return " ".join(lines)
 
 
-def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers at even distances that enclose [low, high]."""
-    if high <= low:
-        pad = abs(low) * 0.5 or 0.5
+def nice_ticks(low: float, high: float, about: int = 5, *, whole: bool = False) -> list[float]:
+    """Round numbers (`whole`: integers) at even distances that enclose [low, high]."""
+    if high - low <= FLAT * max(abs(low), abs(high), 1.0):
+        pad = abs(low) * 0.5 if abs(low) > FLAT else 0.5
         low, high = low - pad, high + pad
-    rough = (high - low) / about
+    rough = max((high - low) / about, 1.0 if whole else 0.0)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
+    factors = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    step = next(power * factor for factor in factors if power * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
 
 
 def short(value: float) -> str:
@@ -131,11 +133,11 @@ def _ticks_of_x(points: Sequence[Point]) -> list[float]:
     return ticks or [low]
 
 
-def _ticks_of_y(points: Sequence[Point], y_range: tuple[float | None, float | None]) -> list[float]:
+def _ticks_of_y(points: Sequence[Point], y_range: tuple[float | None, float | None], whole: bool) -> list[float]:
     values = [value for _, value in points]
     low = min(values) if y_range[0] is None else min(y_range[0], *values)
     high = max(values) if y_range[1] is None else max(y_range[1], *values)
-    return nice_ticks(low, high, 4)
+    return nice_ticks(low, high, 4, whole=whole)
 
 
 def _band(band: Band, x: Scale) -> str:

@@ -56,7 +56,8 @@ def test_a_mistake_is_one_line_that_says_what_and_where(flag: str, kind: type[Us
     ("run.name=7", "7"), ("run.name=true", "true"), ("run.name=2024-05-01", "2024-05-01"),
     ("run.steps=1_000", 1000), ("policy.optimizer.learning_rate=5e-4", 5e-4), ("rollout.temperature=1", 1.0),
     ("policy.gradient_checkpointing=true", True), ("rollout.stop_ids=[1, 2]", (1, 2)),
-    ("rollout.devices=[0, 1]", ("0", "1")), ("rollout.env.OMP_PROC_BIND=close", "close"), ("data.task=package.module:function", "package.module:function"),
+    ("rollout.devices=[0, 1]", ("0", "1")),
+    ("rollout.env.OMP_PROC_BIND=close", "close"), ("data.task=package.module:function", "package.module:function"),
     ("policy.model=two\nlines = 3", "two\nlines = 3"), ("policy.model=", ""),
 ])
 def test_a_flag_takes_toml_or_bare_text(flag: str, value: object) -> None:

@@ -101,7 +101,7 @@ def test_every_unset_value_is_the_default_so_that_leaving_it_out_is_right() -> N
 
 def test_the_digest_changes_with_what_is_computed_and_only_with_that() -> None:
     base = resolve("grpo-arithmetic")
-    for path in ("policy.optimizer.learning_rate=1e-6", "run.seed=7", "rollout.chunk_prompts=4", "data.eval_problems=3"):
+    for path in ("policy.optimizer.learning_rate=1e-6", "run.seed=7", "rollout.chunk_prompts=4", "data.task=x"):
         assert digest(resolve("grpo-arithmetic", [path])) != digest(base), path
     for path in ("run.steps=7", "run.run_dir=/tmp/x", "supervisor.intensity=3", "bus.port=5555", "bulk.streams=2"):
         assert digest(resolve("grpo-arithmetic", [path])) == digest(base), path

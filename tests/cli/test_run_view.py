@@ -1,0 +1,88 @@
+"""The picture of a run that progress, status and report share."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cosmos_actor.cli.run_view import RunView, compact, duration, number
+from tests.cli.sample_run import event_lines, metrics_lines
+
+
+def step(number: int, **more: object) -> dict[str, object]:
+    return {"step": number, "phase": "grpo", "reward/mean": 0.1 * number, "loss/total": 0.0, "time/step": 2.0, **more}
+
+
+def evaluation(number: int, accuracy: float) -> dict[str, object]:
+    return {"step": number, "phase": "eval", "eval/accuracy": accuracy}
+
+
+@given(st.lists(st.integers(1, 12), max_size=60))
+def test_steps_always_grow_by_step_and_end_with_the_newest(numbers: list[int]) -> None:
+    view = RunView()
+    view.add_metrics(step(number) for number in numbers)
+    kept = [record["step"] for record in view.steps]
+    assert kept == sorted(set(kept))
+    assert kept[-1:] == numbers[-1:]
+
+
+def test_a_rewind_forgets_what_lay_behind_it() -> None:
+    view = RunView()
+    view.add_metrics([evaluation(0, 0.1), step(1), step(2), evaluation(2, 0.4), step(3), evaluation(3, 0.9), step(2)])
+    assert [record["step"] for record in view.steps] == [1, 2]
+    assert view.evaluations == [(0, 0.1)]
+    assert view.rewinds == 1
+
+
+def test_an_evaluation_is_no_step() -> None:
+    view = RunView()
+    view.add_metrics([step(1), evaluation(1, 0.5)])
+    assert len(view.steps) == 1 and view.evaluations == [(1, 0.5)]
+
+
+def test_a_series_leaves_out_steps_without_a_finite_value() -> None:
+    view = RunView()
+    view.add_metrics([step(1, lr=1.0), step(2, lr=None), step(3), step(4, lr=2)])
+    assert view.series("lr") == [(1, 1.0), (4, 2.0)]
+    assert number({"x": True}, "x") is None
+
+
+def test_the_time_left_follows_the_current_phase() -> None:
+    view = RunView()
+    assert view.seconds_left(10) is None
+    view.add_metrics([{"step": 1, "phase": "sft", "loss/total": 1.0, "time/step": 100.0}])
+    assert view.seconds_left(3) == 200.0
+    view.add_metrics([step(2), step(3)])
+    assert view.seconds_left(13) == 20.0
+
+
+def test_events_tell_who_lives_and_why_who_died() -> None:
+    view = RunView()
+    lines = view.add_events(event_lines())
+    assert lines == ["rollout-0: killed by SIGKILL; starting it again"]
+    assert (view.alive, view.restarts) == (7, 1)
+    rollout = view.actors["rollout-0"]
+    assert (rollout.role, rollout.pid, rollout.state, rollout.last_reason) == (
+        "rollout", 4_000_100, "ready", "killed by SIGKILL")
+    assert view.actors["replay_buffer-0"].role == "replay_buffer"
+
+
+def test_an_actor_that_joined_and_left_is_told() -> None:
+    view = RunView()
+    lines = view.add_events([
+        {"event": "joined", "actor": "rollout-9", "pid": 7, "interpreter": "py", "host": "far"},
+        {"event": "departed", "actor": "rollout-9", "reason": "asked by a signal"},
+        {"event": "stopping", "kind": "stopped", "reason": "SIGTERM"}, {"event": "keeper_replaced", "pid": 3}])
+    assert lines == ["rollout-9 joined from far", "rollout-9 left: asked by a signal", "job stopping: SIGTERM"]
+
+
+def test_numbers_for_people() -> None:
+    assert [duration(value) for value in (None, 0, 61, 3723)] == ["–", "0:00", "1:01", "1:02:03"]
+    assert [compact(value) for value in (None, 0.0, 0.12345, 123.4, 0.00001, 45678.0)] == [
+        "–", "0.000", "0.123", "123", "1.0e-05", "45.7k"]
+
+
+def test_the_sample_is_read_whole() -> None:
+    view = RunView()
+    view.add_metrics(metrics_lines())
+    assert (len(view.steps), len(view.evaluations), view.rewinds) == (120, 4, 0)

@@ -14,6 +14,7 @@ from cosmos_actor.bus.bulk.settings import MIB, BulkSettings
 from cosmos_actor.bus.errors import AddressInUse, BulkCorrupt, BulkGone, DeadlineExceeded, PeerRefused
 from cosmos_actor.bus.keys import KeyRing, make_run_keys
 from tests.bulk.tools import elsewhere, pattern, reader, served, store
+from tests.waiting import eventually
 
 QUICK = BulkSettings(chunk_bytes=MIB, lost_s=0.3)
 
@@ -191,7 +192,7 @@ def test_word_that_the_owner_is_gone_ends_its_streams_at_once() -> None:
             there.forget(ref.owner, ref.incarnation)
             with pytest.raises(BulkGone, match="0 of 1 chunks.*the owner is gone"):
                 await asyncio.wait_for(fetch, 20.0)
-            assert there.statistics()["streams"]["connections"] == 0
+            eventually(lambda: there.statistics()["streams"]["connections"] == 0, "the end of the connection")
 
     asyncio.run(main())
 

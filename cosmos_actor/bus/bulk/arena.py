@@ -16,7 +16,7 @@ import mmap
 import os
 import stat
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Tuple
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class Arena:
         """Give the memory back, as soon as no array in this process looks at it."""
         del self._bytes, self._cells
         os.close(self.fd)
-        _close_unless_seen(self._mapping)
+        del self._mapping
 
     def _seal(self) -> None:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SIZE_SEALS)
@@ -107,7 +107,8 @@ class ArenaView:
 
     def __init__(self, pid: int, fd: int, token: bytes, size_bytes: int) -> None:
         """Raises ArenaRefused unless descriptor `fd` of process `pid` is the arena with this token and size."""
-        self.mapping = _map(f"/proc/{pid}/fd/{fd}", size_bytes)
+        self._path = f"/proc/{pid}/fd/{fd}"
+        self.mapping, self._file = _map(self._path, size_bytes)
         magic, found, first_byte, size = HEAD.unpack_from(self.mapping, 0)
         if magic != MAGIC or found != token or size != size_bytes or not PAGE_BYTES < first_byte <= size:
             raise ArenaRefused(f"descriptor {fd} of process {pid} is another arena: the producer is gone")
@@ -123,34 +124,36 @@ class ArenaView:
         """A read-only array over the mapped bytes themselves. `ref.storage_dtype` has checked the numbers."""
         return Viewed(shape, dtype, self.mapping, offset)
 
+    def orphaned(self) -> bool:
+        """Whether the producer has ended: then nobody but the readers keeps this memory."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != self._file
+
     def close(self) -> None:
-        """Unmap, as soon as no array looks at it."""
-        del self._cells
-        _close_unless_seen(self.mapping)
+        """Unmap, as soon as no array looks at it. Not by `mapping.close()`: it would not notice a `Viewed` on it."""
+        del self._cells, self.mapping
 
 
 def _cells(mapping: mmap.mmap, first_byte: int) -> NDArray[np.uint64]:
     return np.frombuffer(mapping, np.uint64, (first_byte - PAGE_BYTES) // CELL_BYTES, PAGE_BYTES)
 
 
-def _close_unless_seen(mapping: mmap.mmap) -> None:
-    try:
-        mapping.close()
-    except BufferError:
-        pass  # A view lives on in some handler; the mapping ends with the last view.
-
-
-def _map(path: str, size_bytes: int) -> mmap.mmap:
+def _map(path: str, size_bytes: int) -> Tuple[mmap.mmap, Tuple[int, int]]:
+    """(read-only mapping, the file's identity)"""
     try:
         _check_file(os.stat(path), path, size_bytes)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ArenaRefused(f"{path}: {error.strerror}") from None
     try:
-        _check_file(os.fstat(fd), path, size_bytes)
+        found = os.fstat(fd)
+        _check_file(found, path, size_bytes)
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS != SIZE_SEALS:
             raise ArenaRefused(f"{path}: its size is not sealed")
-        return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ), (found.st_dev, found.st_ino)
     except OSError as error:
         raise ArenaRefused(f"{path}: {error.strerror}") from None
     finally:

@@ -71,7 +71,7 @@ class BulkReader:
         """Raises BulkGone if a view of this array may have changed by now. What was streamed stays."""
         arena = self._arenas.get(ref.arena)
         if arena is not None and arena.view is not None:
-            _check_generation(arena.view, ref)
+            _check_generation(arena.view, ref, "the lease ended while it was used")
 
     def forget(self, owner: str, incarnation: str) -> None:
         """This life of the owner is over: streams from it end with BulkGone, its memory goes with the last view."""
@@ -95,11 +95,17 @@ class BulkReader:
     def _arena(self, ref: BulkRef) -> _Arena:
         known = self._arenas.get(ref.arena)
         if known is None:
+            self._drop_orphans()
             known = self._arenas[ref.arena] = _Arena(ref)
         return known
 
+    def _drop_orphans(self) -> None:
+        """A new producer appeared: a good moment to let go of the memory of those that died."""
+        for token in [token for token, arena in self._arenas.items() if arena.view is None or arena.view.orphaned()]:
+            self._arenas.pop(token).close()
+
     def _look(self, view: ArenaView, ref: BulkRef, kind: Any) -> NDArray[Any]:
-        _check_generation(view, ref)
+        _check_generation(view, ref, "the lease ended")
         self._counts["views"] += 1
         self._counts["view_bytes"] += ref.nbytes
         return view.array(ref.offset, kind, ref.shape)
@@ -139,9 +145,9 @@ def _when_dropped(found: NDArray[Any], on_drop: Callable[[], None]) -> None:
         on_drop()
 
 
-def _check_generation(view: ArenaView, ref: BulkRef) -> None:
+def _check_generation(view: ArenaView, ref: BulkRef, otherwise: str) -> None:
     if view.generation(ref.offset) != ref.generation:
-        raise BulkGone(f"{ref}: the lease ended", peer=ref.owner)
+        raise BulkGone(f"{ref}: {otherwise}", peer=ref.owner)
 
 
 async def _verify(ref: BulkRef, array: NDArray[Any]) -> None:

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +35,9 @@ def save_trainer(trainer: PolicyTrainer, directory: Path) -> None:
 
     state = _tensors(trainer, with_optimizer=bool(trainer.optimizer.state))
     (directory / "trainer").mkdir(parents=True, exist_ok=True)
-    for part, tensors in state.items():
-        dcp.save(tensors, checkpoint_id=directory / part, no_dist=trainer.world.size == 1)
+    with _quiet_alone(trainer.world.size) as no_dist:
+        for part, tensors in state.items():
+            dcp.save(tensors, checkpoint_id=directory / part, no_dist=no_dist)
     record = json.dumps(_record(trainer), indent=1)
     (directory / "trainer" / f"rank_{trainer.world.rank}.json").write_text(record, encoding="utf-8")
     trainer.world.barrier()
@@ -53,8 +57,9 @@ def load_trainer(trainer: PolicyTrainer, directory: Path) -> None:
     if not record["optimizer"]:
         trainer.reset_optimizer()
     state = _tensors(trainer, with_optimizer=record["optimizer"])
-    for part, tensors in state.items():
-        dcp.load(tensors, checkpoint_id=directory / part, no_dist=trainer.world.size == 1)
+    with _quiet_alone(trainer.world.size) as no_dist:
+        for part, tensors in state.items():
+            dcp.load(tensors, checkpoint_id=directory / part, no_dist=no_dist)
     if record["optimizer"]:
         set_state_dict(
             trainer.model, trainer.optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
@@ -78,6 +83,14 @@ def verify(directory: Path) -> None:
             raise CheckpointError(f"{file} is truncated: {file.stat().st_size} of {expected['bytes']} bytes")
         if _digest(file) != expected["digest"]:
             raise CheckpointError(f"{file} is corrupt: its bytes are not the ones that were written")
+
+
+@contextmanager
+def _quiet_alone(size: int) -> Iterator[bool]:
+    """Whether to leave torch.distributed out; without the warning that it was left out."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield size == 1
 
 
 def _tensors(trainer: PolicyTrainer, *, with_optimizer: bool) -> dict[str, Any]:

@@ -1,0 +1,164 @@
+"""A resumed trainer goes on bit for bit; a damaged checkpoint is one line that names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmos_actor.trainer.batch import batch_from_examples
+from cosmos_actor.trainer.checkpoint import CheckpointError, verify
+from cosmos_actor.trainer.policy import PolicyTrainer
+from cosmos_actor.weight_plane.digest import weights_digest
+from tests.trainer.make import EXAMPLES, make_engine, make_settings, sample_groups
+
+RUN = """
+import sys
+from pathlib import Path
+from cosmos_actor.trainer.batch import batch_from_examples
+from cosmos_actor.trainer.policy import PolicyTrainer
+from tests.trainer.make import EXAMPLES, make_settings
+trainer, directory = PolicyTrainer(make_settings()), Path(sys.argv[1])
+if sys.argv[2] == "resume":
+    trainer.load(directory)
+for step in range(trainer.updates["sft"], int(sys.argv[3])):
+    print(step, trainer.sft_step(batch_from_examples(EXAMPLES))["loss/total"].hex(), flush=True)
+if sys.argv[2] == "save":
+    trainer.save(directory)
+    print("saved", flush=True)
+    sys.stdin.read()
+"""
+
+
+def steps(trainer: PolicyTrainer, count: int) -> list[float]:
+    """Losses of alternating supervised and policy updates."""
+    losses = []
+    for number in range(count):
+        groups = sample_groups(make_engine(trainer), seed=trainer.updates["policy"])
+        losses.append(trainer.grpo_step(groups)["loss/total"])
+        losses.append(trainer.sft_step(batch_from_examples(EXAMPLES[number % 2 :]))["loss/total"])
+    return losses
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    trainer = PolicyTrainer(make_settings())
+    trainer.sft_step(batch_from_examples(EXAMPLES))
+    directory = tmp_path_factory.mktemp("saved") / "policy"
+    trainer.save(directory)
+    return directory
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "policy"))
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path: Path, before: int) -> None:
+    straight = PolicyTrainer(make_settings(grpo={"mini_batches": 2}))
+    steps(straight, before)
+    straight.save(tmp_path / "policy")
+    expected = steps(straight, 3)
+
+    resumed = PolicyTrainer(make_settings(grpo={"mini_batches": 2}, seed=7))
+    steps(resumed, 1)
+    resumed.load(tmp_path / "policy")
+    assert steps(resumed, 3) == expected
+    assert weights_digest(resumed.weights()) == weights_digest(straight.weights())
+    assert resumed.updates == straight.updates
+
+
+def test_saving_changes_nothing(tmp_path: Path) -> None:
+    saves, never = PolicyTrainer(make_settings()), PolicyTrainer(make_settings())
+    for number in range(3):
+        saves.save(tmp_path / str(number))
+        assert steps(saves, 1) == steps(never, 1)
+
+
+def test_the_random_state_is_restored(copy: Path) -> None:
+    trainer = PolicyTrainer(make_settings())
+    trainer.load(copy)
+    first = torch.rand(3)
+    trainer.load(copy)
+    assert torch.rand(3).tolist() == first.tolist()
+
+
+def test_a_killed_process_is_continued_by_another_bit_for_bit(tmp_path: Path, popen) -> None:
+    def run(mode: str, until: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", RUN, str(tmp_path / "policy"), mode, str(until)]
+        return popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True,
+                     env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    first = run("save", 3)
+    lines = [first.stdout.readline().strip() for _ in range(4)]
+    assert lines[-1] == "saved"
+    first.send_signal(signal.SIGKILL)
+    resumed, _ = run("resume", 6).communicate(timeout=90)
+    straight = PolicyTrainer(make_settings())
+    expected = [f"{step} {straight.sft_step(batch_from_examples(EXAMPLES))['loss/total'].hex()}" for step in range(6)]
+    assert lines[:3] + resumed.split("\n")[:3] == expected
+
+
+def largest_file(directory: Path, part: str) -> Path:
+    return max((directory / part).iterdir(), key=lambda path: path.stat().st_size)
+
+
+@pytest.mark.parametrize("part", ["model", "optim", "trainer"])
+@pytest.mark.parametrize("damage", ["truncated", "corrupt", "missing"])
+def test_a_damaged_file_is_named_and_nothing_changes(copy: Path, part: str, damage: str) -> None:
+    file = largest_file(copy, part)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "truncated":
+        file.write_bytes(content[:-5])
+    elif damage == "corrupt":
+        file.write_bytes(content)
+    else:
+        file.unlink()
+    trainer = PolicyTrainer(make_settings(seed=5))
+    before = weights_digest(trainer.weights())
+    with pytest.raises(CheckpointError, match=damage) as error:
+        trainer.load(copy)
+    assert str(file) in str(error.value) and "\n" not in str(error.value)
+    assert weights_digest(trainer.weights()) == before
+
+
+def test_an_unfinished_save_is_no_checkpoint(copy: Path) -> None:
+    (copy / "digests.json").unlink()
+    with pytest.raises(CheckpointError, match="never finished"):
+        verify(copy)
+
+
+def test_digests_that_are_no_json_are_named(copy: Path) -> None:
+    (copy / "digests.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"digests\.json can not be read"):
+        verify(copy)
+
+
+def test_the_checkpoint_of_another_model_is_refused(copy: Path) -> None:
+    other = make_settings(model="tiny:qwen3?hidden=16&layers=1&heads=2&kv_heads=1&intermediate=32")
+    with pytest.raises(CheckpointError, match=r"policy\.model"):
+        PolicyTrainer(other).load(copy)
+
+
+def test_a_checkpoint_has_the_parts_that_the_layout_promises(saved: Path) -> None:
+    assert {path.name for path in saved.iterdir()} == {"model", "optim", "trainer", "digests.json"}
+    record = json.loads((saved / "trainer" / "rank_0.json").read_text())
+    assert record["updates"] == {"sft": 1, "policy": 0}
+
+
+def test_verify_needs_no_torch(saved: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from cosmos_actor.trainer.checkpoint import verify; "
+        f"verify(Path({str(saved)!r})); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List
+from typing import Any
 
 from cosmos_actor.bus.schema import Json, schema
 
@@ -61,8 +61,8 @@ class Membership:
     """All live actors. `serial` only grows; `departed` gives the reason of each incarnation that went."""
 
     serial: int
-    members: List[Member]
-    departed: Dict[str, str]
+    members: list[Member]
+    departed: dict[str, str]
 
 
 @schema("actor_status", version=1)
@@ -104,6 +104,6 @@ class JobFinished:
     exit_code: int
 
 
-def plain(member: Member) -> Dict[str, Any]:
+def plain(member: Member) -> dict[str, Any]:
     """A member as plain JSON, for status files."""
     return {name: getattr(member, name) for name in Member.__dataclass_fields__}

@@ -42,7 +42,8 @@ class ActorRuntime:
     """Runs one role on one bus. Guarantee: no message reaches the role before `setup` returned, none after `close`."""
 
     def __init__(self, bus: Bus, build_role: Callable[[Context], Role], settings: Any, seed: int, *, worker: Worker,
-                 clock: ActorClock, weights: WeightSource | None = None, joined: bool = False) -> None:
+                 clock: ActorClock, weights: WeightSource | None = None,
+                 joined: bool = False) -> None:
         self.bus = bus
         self.state = "dialling"
         self.context = Context(bus.identity, settings, seed=seed, clock=clock, worker=worker, weights=weights,
@@ -141,7 +142,7 @@ class ActorRuntime:
 
     async def _report(self) -> None:
         while True:
-            self._head.publish_state(STATUS_TOPIC, self._status())
+            self._head.publish_state(topic=STATUS_TOPIC, message=self._status())
             await asyncio.sleep(STATUS_PERIOD_S)
 
     def _status(self) -> ActorStatus:

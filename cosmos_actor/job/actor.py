@@ -63,7 +63,7 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
     bus = make_bus(identity, keys, settings)
     runtime = ActorRuntime(bus, lambda context: build_role(identity.role, context), settings, settings.run.seed,
                            worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
-                           weights=weight_source(bus, identity))
+                           weights=weight_source(bus))
     await runtime.start(head, listen)
     _leave_on_signals(runtime, joined)
     try:
@@ -71,9 +71,6 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
     except (UserError, HeadLost) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, UserError) else 1
-    except Exception:  # the outermost loop: the log gets the whole story, the supervisor its last line
-        traceback.print_exc()
-        return 1
     finally:
         await runtime.close()
     return 0
@@ -106,7 +103,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    code = main()
+    try:
+        code = main()
+    except Exception:  # nothing above this: the log gets the whole story, and the process ends whatever threads it has
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a worker in the middle of a long computation must not hold a process that is done

@@ -1,25 +1,62 @@
-"""The parts that every process of a run is made of: its bus with the settings' limits, and its source of weights."""
+"""The parts that every process of a run is made of: a bus with the settings' limits, the bulk plane, a source of weights."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from cosmos_actor.actors.context import WeightSource
-from cosmos_actor.actors.messages import AskSettings, RunSettingsReply
-from cosmos_actor.bus import Bus, Identity, KeyRing, Limits, new_incarnation
-from cosmos_actor.bus.transport import Transport
+from cosmos_actor.actors.messages import AskSettings
+from cosmos_actor.bus import Bus, Identity, KeyRing, Limits, MemoryNetwork, MemoryTransport, ZmqTransport
+from cosmos_actor.bus.bulk.settings import BulkSettings
+from cosmos_actor.recipes.mirror import as_dataclass
 from cosmos_actor.recipes.settings import RunSettings
-from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.subscriber import WeightSubscriber
 
 ASK_DEADLINE_S = 20.0
 """How long an actor tries to reach its head before it gives up and says so."""
+PATIENT_S = 1e9
+"""Inproc nobody is ever lost: the one thread may sit in a debugger for as long as it likes."""
+
+
+def make_bus(identity: Identity, keys: KeyRing, settings: RunSettings, *, resolve_bulk: bool = True) -> Bus:
+    """The bus of one process. To be made and used on one event loop."""
+    return Bus(identity, ZmqTransport(), keys, limits=bus_limits(settings), resolve_bulk=resolve_bulk,
+               bulk=bulk_settings(settings))
+
+
+def inproc_bus(identity: Identity, network: MemoryNetwork, settings: RunSettings, *, resolve_bulk: bool = True) -> Bus:
+    """The same over the in-memory transport."""
+    limits = replace(bus_limits(settings), lost_after_s=PATIENT_S)
+    return Bus(identity, MemoryTransport(network), None, limits=limits, resolve_bulk=resolve_bulk,
+               bulk=bulk_settings(settings))
+
+
+def weight_source(bus: Bus) -> WeightSource:
+    """Pulls versions of the run that `bus` belongs to."""
+    return WeightSubscriber(bus.bulk_reader, bus.identity.run_id)
 
 
 def bus_limits(settings: RunSettings) -> Limits:
-    """The bus's limits as the run's settings say."""
-    return settings.bus_limits()
+    return as_dataclass(settings.bus, Limits, bulk_threshold_bytes=settings.bulk.threshold_bytes)  # type: ignore[no-any-return]
+
+
+def bulk_settings(settings: RunSettings) -> BulkSettings:
+    return as_dataclass(settings.bulk, BulkSettings)  # type: ignore[no-any-return]
+
+
+def ask_settings(identity: Identity, keys: KeyRing, head: str) -> RunSettings:
+    """The settings of the run behind `head`, for an actor on a host that has no file of them."""
+    return RunSettings.model_validate(asyncio.run(_ask(identity, keys, head)), strict=False)
+
+
+async def _ask(identity: Identity, keys: KeyRing, head: str) -> Any:
+    """Over a link of its own, before the actor has its name in the run."""
+    bus = Bus(replace(identity, actor=f"{identity.actor}?"), ZmqTransport(), keys)
+    await bus.start(None)
+    try:
+        link = await bus.connect(head, role="supervisor", deadline_s=ASK_DEADLINE_S)
+        return (await link.call(AskSettings(), deadline_s=ASK_DEADLINE_S)).settings
+    finally:
+        await bus.close(drain_s=0.5)

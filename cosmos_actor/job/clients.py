@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,16 +38,12 @@ if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
 
 
+Groups = list[TrajectoryGroup]
+"""On their way. Arrays on the bulk plane are held for them by their producer until the last of these objects is dropped."""
+
+
 class ShortSample(BusError):
     """The replay buffer could not give as many groups as a step needs."""
-
-
-@dataclass(frozen=True)
-class Experience:
-    """Groups on their way, and the generations whose bulk arrays they still refer to."""
-
-    groups: list[TrajectoryGroup]
-    generations: list[Generation]
 
 
 def keys_of(items: Sequence[GenerateTask | TrajectoryGroup]) -> list[Key]:
@@ -83,11 +78,11 @@ class Data(Client):
 class Rollout(Client):
     """Sampling."""
 
-    def generate(self, tasks: Handle[list[GenerateTask]], step: int, *, greedy: bool = False) -> Handle[Experience]:
+    def generate(self, tasks: Handle[list[GenerateTask]], step: int, *, greedy: bool = False) -> Handle[Groups]:
         """Samples for `tasks`, meant for step `step`, in fixed batches that any rollout may take."""
         return self._job.handle(self._generate(tasks, step, greedy), f"samples of step {step}")
 
-    async def _generate(self, tasks: Handle[list[GenerateTask]], step: int, greedy: bool) -> Experience:
+    async def _generate(self, tasks: Handle[list[GenerateTask]], step: int, greedy: bool) -> Groups:
         job = self._job
         asked = await settled(tasks)
         version = job.weights.published_step
@@ -95,7 +90,7 @@ class Rollout(Client):
         size = job.settings.rollout.chunk_prompts
         chunks = [asked[first:first + size] for first in range(0, len(asked), size)]
         generations = await asyncio.gather(*(self._chunk(chunk, step, version, greedy) for chunk in chunks))
-        return Experience(in_order(group for answer in generations for group in answer.groups), list(generations))
+        return in_order(group for answer in generations for group in answer.groups)
 
     async def _chunk(self, tasks: list[GenerateTask], step: int, version: int, greedy: bool) -> Generation:
         job = self._job
@@ -115,45 +110,38 @@ def _span(groups: Sequence[TrajectoryGroup]) -> tuple[int, int]:
 class Reward(Client):
     """Judging."""
 
-    def score(self, experience: Handle[Experience]) -> Handle[Experience]:
+    def score(self, experience: Handle[Groups]) -> Handle[Groups]:
         """The same groups with their rewards."""
         return self._job.handle(self._score(experience), "rewards")
 
-    def accuracy(self, experience: Handle[Experience]) -> Handle[float]:
+    def accuracy(self, experience: Handle[Groups]) -> Handle[float]:
         """The mean reward of groups that nobody will train on; the ledger drops them as evaluation."""
         return self._job.handle(self._accuracy(experience), "rewards of an evaluation")
 
-    async def _score(self, experience: Handle[Experience]) -> Experience:
+    async def _score(self, experience: Handle[Groups]) -> Groups:
         got = await settled(experience)
         size = self._job.settings.rollout.chunk_prompts
-        parts = [got.groups[first:first + size] for first in range(0, len(got.groups), size)]
+        parts = [got[first:first + size] for first in range(0, len(got), size)]
         answers: list[Scores] = await asyncio.gather(
             *(self._job.submit("reward", ScoreRequest(part), "rewards") for part in parts))
-        groups = [_with(group, "rewards", column.values, answer.writer)
-                  for part, answer in zip(parts, answers, strict=True)
-                  for group, column in zip(part, answer.columns, strict=True)]
-        return Experience(groups, got.generations)
+        return [_with(group, "rewards", column.values, answer.writer)
+                for part, answer in zip(parts, answers, strict=True)
+                for group, column in zip(part, answer.columns, strict=True)]
 
-    async def _accuracy(self, experience: Handle[Experience]) -> float:
+    async def _accuracy(self, experience: Handle[Groups]) -> float:
         scored = await self._score(experience)
-        self._job.ledger.dropped(keys_of(scored.groups), "evaluation")
-        await _release(self._job, scored.generations)
-        return float(np.mean(np.concatenate([group.rewards for group in scored.groups])))
+        self._job.ledger.dropped(keys_of(scored), "evaluation")
+        return float(np.mean(np.concatenate([group.rewards for group in scored])))
 
 
 def _with(group: TrajectoryGroup, field: str, values: Any, writer: str) -> TrajectoryGroup:
     return group.with_field(field, values, writer)
 
 
-async def _release(job: Job, generations: Sequence[Generation]) -> None:
-    for generation in generations:
-        await job.bus.release(generation)
-
-
 class ReplayBuffer(Client):
     """Keeping experience until it is trained."""
 
-    def put(self, experience: Handle[Experience], step: int) -> Handle[int]:
+    def put(self, experience: Handle[Groups], step: int) -> Handle[int]:
         """Store scored groups. Done when the buffer holds them itself, so that their producers may go."""
         return self._job.handle(self._put(experience, step), f"storing the samples of step {step}")
 
@@ -173,15 +161,14 @@ class ReplayBuffer(Client):
     def restore(self, directory: str | None, step: int) -> Handle[Any]:
         return self._job.call("replay_buffer", RestoreRequest(directory, step), f"the replay buffer's restore to {step}")
 
-    async def _put(self, experience: Handle[Experience], step: int) -> int:
+    async def _put(self, experience: Handle[Groups], step: int) -> int:
         got = await settled(experience)
         size = self._job.settings.rollout.chunk_prompts
-        for first in range(0, len(got.groups), size):
-            part = got.groups[first:first + size]
+        for first in range(0, len(got), size):
+            part = got[first:first + size]
             await self._job.submit("replay_buffer", PutRequest(step, part), f"storing samples of step {step}")
             self._job.ledger.buffered(keys_of(part))
-        await _release(self._job, got.generations)
-        return len(got.groups)
+        return len(got)
 
     def _account(self, answer: Sample) -> Sample:
         for reason, dropped in answer.dropped.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -80,15 +79,11 @@ class ControllerProcess:
         self._make_bus = make_bus
 
     def run(self, head_address: str, listen: str) -> int:
-        """The exit code of the process: 0 once the head knows how the job ended, 1 when it did not end well."""
+        """0 once the head knows how the job ended. What the recipe raises comes through, and the process is restarted."""
         job, runtime, head = self._wait(self._open(head_address, listen))
         signal.signal(signal.SIGTERM, lambda number, frame: job.ask_to_stop("SIGTERM"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            last_word = run_recipe(job, lambda reason: print(f"back to the latest checkpoint: {reason}", flush=True))
-        except Exception:  # the outermost loop: the log gets the whole story, the supervisor its last line
-            traceback.print_exc()
-            return 1
+        last_word = run_recipe(job, lambda reason: print(f"back to the latest checkpoint: {reason}", flush=True))
         self._wait(self._say(head, last_word))
         self._wait(runtime.close())
         return 0

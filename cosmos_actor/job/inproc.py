@@ -17,13 +17,13 @@ from cosmos_actor.actors.role import Role
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.runtime import ActorRuntime
 from cosmos_actor.actors.worker import InlineWorker
-from cosmos_actor.bus import Identity, MemoryNetwork, new_incarnation
+from cosmos_actor.bus import Bus, Identity, MemoryNetwork, new_incarnation
 from cosmos_actor.job.assembly import inproc_bus, weight_source
 from cosmos_actor.job.controller import build_controller, make_job, run_recipe
 from cosmos_actor.job.job import Job
 from cosmos_actor.job.launch import Observer, Outcome
 from cosmos_actor.job.roles import CONTROLLER, SUPERVISOR, build_role
-from cosmos_actor.recipes.plan import plan_of
+from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
 
 CLOSE_DEADLINE_S = 10.0
@@ -60,10 +60,8 @@ class InprocCluster:
         bus = inproc_bus(self._identity(SUPERVISOR, f"{SUPERVISOR}-0"), self._network, settings)
         self._head = Head(bus, settings.model_dump(mode="json"), settings.run.seed, clock=time.time)
         address = await self._head.start("memory://head")
-        placed = plan_of(settings).actors
-        for actor in placed:
-            if actor.role != CONTROLLER:
-                await self._start(actor.role, actor.actor, address)
+        for placed in plan(settings).actors:
+            await self._start(placed.role, placed.actor, address)
         bus = inproc_bus(self._identity(CONTROLLER, f"{CONTROLLER}-0"), self._network, settings, resolve_bulk=False)
         job = make_job(bus, settings, self._driver, self._directory, self._clock)
         runtime = self._runtime(bus, build_controller)
@@ -81,7 +79,7 @@ class InprocCluster:
         runtime = self._runtime(bus, lambda context: build_role(role, context))
         await runtime.start(head, f"memory://{actor}")
 
-    def _runtime(self, bus, build: Callable[[Context], Role]) -> ActorRuntime:
+    def _runtime(self, bus: Bus, build: Callable[[Context], Role]) -> ActorRuntime:
         runtime = ActorRuntime(bus, build, self._settings, self._settings.run.seed, worker=InlineWorker(),
                                clock=self._clock, weights=weight_source(bus))
         self._runtimes.append(runtime)

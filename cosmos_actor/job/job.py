@@ -84,7 +84,7 @@ class Job:
         """Wait until the samples of `step` are stored. They may be so from before a resume."""
         stored = self._stored.pop(step, None)
         if stored is not None:
-            with self.journal.waiting("rollout"):
+            with self.journal.timing("waiting_for_samples"):
                 stored.resolve()
 
     def log(self, phase: str, metrics: dict[str, Any]) -> None:

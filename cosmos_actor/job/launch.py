@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from cosmos_actor.actors.supervisor import Supervisor
 from cosmos_actor.bus import Identity, KeyRing, make_run_keys, new_incarnation
 from cosmos_actor.job.assembly import make_bus
 from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES, SUPERVISOR
-from cosmos_actor.recipes.plan import plan_of
+from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
 
 STATUS_PERIOD_S = 1.0
@@ -76,10 +77,17 @@ class Launch:
         self._supervisor: Supervisor
 
     async def run(self) -> Outcome:
-        address = await self._head.start(self._listen)
+        try:
+            address = await self._head.start(self._listen)
+            return await self._supervise(address)
+        finally:
+            await self._head.stop_joined("the run is over")
+            await self._head.bus.close(drain_s=1.0)
+
+    async def _supervise(self, address: str) -> Outcome:
         limits = self._settings.supervisor
         self._supervisor = Supervisor(
-            list(self._specs(address)), run_directory=self._directory, strategy=Strategy(limits.strategy),
+            self._specs(address), run_directory=self._directory, strategy=Strategy(limits.strategy),
             limits=limits.limits(), on_event=self._on_event)
         status = asyncio.get_running_loop().create_task(self._keep_status())
         self._listen_to_signals()
@@ -88,15 +96,14 @@ class Launch:
             end = await self._supervisor.wait()
         finally:
             status.cancel()
-            await self._head.stop_joined("the run is over")
-            await self._head.bus.close(drain_s=1.0)
         return self._outcome(end.kind, end.reason)
 
     # ---- what runs
 
     def _specs(self, head: str) -> list[ChildSpec]:
-        """In the plan's order: the controller first, so that it is stopped last; nobody waits for another to start."""
-        return [self._spec(placed, head) for placed in plan_of(self._settings).actors]
+        """The controller first, so that it is stopped last; nobody waits for another to start."""
+        controller = PlacedActor(role=CONTROLLER, index=0, python=sys.executable, devices=(), ranks=1, threads=1, process=-1)
+        return [self._spec(placed, head) for placed in (controller, *plan(self._settings).actors)]
 
     def _spec(self, placed: PlacedActor, head: str) -> ChildSpec:
         limits, controls = self._settings.supervisor, placed.role == CONTROLLER
@@ -104,7 +111,7 @@ class Launch:
         return ChildSpec(
             actor=placed.actor, role=placed.role, command=self._command(placed, head), env={**placed.env, **env},
             restart=Restart.TRANSIENT if controls else Restart.PERMANENT, significant=controls, after=(),
-            start_s=limits.start_s, shutdown_s=limits.shutdown_s, heartbeat_s=limits.stuck_s)
+            start_s=limits.start_s, shutdown_s=limits.shutdown_s, heartbeat_s=limits.heartbeat_s)
 
     def _command(self, placed: PlacedActor, head: str) -> tuple[str, ...]:
         command = (placed.python, "-m", "cosmos_actor.job.actor", "--role", placed.role, "--actor", placed.actor,

@@ -102,13 +102,13 @@ class Weights:
     def _announce(self, topic: str, role: str, manifest: Manifest) -> None:
         self._newest[topic] = manifest
         for link in self._job.fleet.links(role).values():
-            link.publish_state(topic, manifest)
+            link.publish_state(topic=topic, message=manifest)
 
     def _on_joined(self, member: Member, link: Link) -> None:
         """A late rollout or reference gets the newest version at once."""
         topic = {"rollout": WEIGHTS_TOPIC, "reference": REFERENCE_TOPIC}.get(member.role, "")
         if topic in self._newest:
-            link.publish_state(topic, self._newest[topic])
+            link.publish_state(topic=topic, message=self._newest[topic])
 
     async def _on_report(self, report: WeightsReport, link: Link) -> None:
         newest = self._newest.get(WEIGHTS_TOPIC)

@@ -6,7 +6,7 @@ Legend: P tokens of a prompt, T tokens of a demonstration, N tokens of all sampl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup
 from cosmos_actor.bus.schema import Json, array, schema
@@ -37,7 +37,7 @@ class TasksRequest:
 @schema("tasks", version=1)
 @dataclass(frozen=True)
 class Tasks:
-    tasks: List[GenerateTask]
+    tasks: list[GenerateTask]
 
 
 @schema("demonstrations_request", version=1)
@@ -61,7 +61,7 @@ class Demonstration:
 @schema("demonstrations", version=1)
 @dataclass(frozen=True)
 class Demonstrations:
-    demonstrations: List[Demonstration]
+    demonstrations: list[Demonstration]
 
 
 # ---- rollout
@@ -72,7 +72,7 @@ class Demonstrations:
 class GenerationRequest:
     """One fixed batch: sampled together, by one engine, whichever that is."""
 
-    tasks: List[GenerateTask]
+    tasks: list[GenerateTask]
     version_dispatch: int
     """The newest published version when this was asked for: staleness counts from here."""
     min_ordinal: int
@@ -84,7 +84,7 @@ class GenerationRequest:
 @schema("generation", version=1)
 @dataclass(frozen=True)
 class Generation:
-    groups: List[TrajectoryGroup]
+    groups: list[TrajectoryGroup]
     seconds: float
     """Time that the engine computed."""
     tokens: int
@@ -108,7 +108,7 @@ class WeightsReport:
 @schema("score_request", version=1)
 @dataclass(frozen=True)
 class ScoreRequest:
-    groups: List[TrajectoryGroup]
+    groups: list[TrajectoryGroup]
 
 
 @schema("column", version=1)
@@ -124,7 +124,7 @@ class Column:
 class Scores:
     """One column a group, in the order of the request, and who wrote it."""
 
-    columns: List[Column]
+    columns: list[Column]
     writer: str
     seconds: float
 
@@ -134,7 +134,7 @@ class Scores:
 class ReferenceRequest:
     """Asks for the log-probs of the sampled tokens under the frozen reference policy."""
 
-    groups: List[TrajectoryGroup]
+    groups: list[TrajectoryGroup]
 
 
 # ---- replay buffer
@@ -145,7 +145,7 @@ class ReferenceRequest:
 class PutRequest:
     step: int
     """The step that these groups are meant for."""
-    groups: List[TrajectoryGroup]
+    groups: list[TrajectoryGroup]
 
 
 @schema("put_reply", version=1)
@@ -169,8 +169,8 @@ class SampleRequest:
 class Sample:
     """`groups` is empty when fewer than asked for are `present`."""
 
-    groups: List[TrajectoryGroup]
-    dropped: Dict[str, List[str]]
+    groups: list[TrajectoryGroup]
+    dropped: dict[str, list[str]]
     """Reason -> "trajectory id@attempt" of what was too stale to train."""
     present: int
 
@@ -184,7 +184,7 @@ class SftRequest:
     """Step number `step` of the optimiser, on demonstrations. Asked twice, it is done once."""
 
     step: int
-    demonstrations: List[Demonstration]
+    demonstrations: list[Demonstration]
 
 
 @schema("update_request", version=1)
@@ -193,7 +193,7 @@ class UpdateRequest:
     """Step number `step` of the optimiser, on scored groups. Asked twice, it is done once."""
 
     step: int
-    groups: List[TrajectoryGroup]
+    groups: list[TrajectoryGroup]
 
 
 @schema("update_reply", version=1)
@@ -257,7 +257,7 @@ class Saved:
 class RestoreRequest:
     """Become what `directory` holds, or what a fresh start holds when it is None."""
 
-    directory: Optional[str]
+    directory: str | None
     step: int
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from cosmos_actor.actors.role import Role, handles
-from cosmos_actor.roles.task import load_task
 from cosmos_actor.roles.messages import Column, ScoreRequest, Scores
+from cosmos_actor.roles.task import load_task
 
 
 class RewardRole(Role):

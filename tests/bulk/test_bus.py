@@ -16,27 +16,11 @@ from cosmos_actor.bus import Bus, KeyRing, Limits, MemoryNetwork, MemoryTranspor
 from cosmos_actor.bus.bulk.ref import BulkRef
 from cosmos_actor.bus.bulk.settings import KIB, MIB, BulkSettings
 from cosmos_actor.bus.errors import BulkGone, DeadlineExceeded, MessageTooLarge, PeerLost, RemoteError
-from cosmos_actor.bus.schema import array, schema
+from cosmos_actor.bus.schema import schema
+from tests.bulk.messages import Ask, Batch, Sum
 from tests.bulk.tools import identity, pattern
 
 ROLES = ("rollout", "controller", "policy")
-
-
-@schema("bulk_test_ask", version=1)
-class Ask:
-    size: int
-
-
-@schema("bulk_test_batch", version=1)
-class Batch:
-    name: str
-    image: Any = array("uint8", "N")
-    rewards: Any = array("float32", "B", optional=True)
-
-
-@schema("bulk_test_sum", version=1)
-class Sum:
-    total: int
 
 
 class World:

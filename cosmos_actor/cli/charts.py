@@ -19,7 +19,7 @@ HOVER_POINTS = 400
 SMOOTHED_FROM = 30
 """Points from which a curve is drawn twice: pale as measured, strong as a running mean."""
 FLAT = 1e-9
-"""A curve that moves by less than this, relative to its height or to 1, is drawn as a constant: the rest is rounding."""
+"""A curve that moves by less than this, relative to its height or to 1, is drawn as a constant: that is rounding."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 """Series differ by more than colour."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 
+from cosmos_actor import death
 from cosmos_actor.actors.json_lines import read_json_lines
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.cli.report import read_balance
@@ -56,7 +57,7 @@ def run_state(paths: RunPaths) -> dict[str, Any]:
 def actor_state(actor: ActorView, member: dict[str, Any], *, running: bool) -> dict[str, Any]:
     """One row. The kernel has the last word on a process of this host; the head, on one of another host."""
     remote = bool(actor.host) and actor.host != socket.gethostname()
-    alive = bool(member) if remote else is_alive(actor.pid, actor.started)
+    alive = bool(member) if remote else is_alive(actor.pid, actor.started, actor.incarnation)
     ended = "lost" if actor.state in ("ready", "starting") else actor.state
     state = member.get("state", actor.state) if alive else ended
     return {
@@ -67,16 +68,25 @@ def actor_state(actor: ActorView, member: dict[str, Any], *, running: bool) -> d
     }
 
 
-def is_alive(pid: int | None, started: float | None) -> bool:
-    """Whether process `pid` lives and began when its `started` event (seconds after 1970) says."""
+def is_alive(pid: int | None, started: float | None, incarnation: str = "") -> bool:
+    """Whether process `pid` lives and is the one that was meant, not another with its number.
+
+    It is, when it carries the mark of `incarnation`, or, without any mark, began at `started` (seconds after 1970).
+    """
     if pid is None:
         return False
     try:
         process = psutil.Process(pid)
-        near = started is None or abs(process.create_time() - started) < START_TOLERANCE_S
-        return near and process.status() != psutil.STATUS_ZOMBIE
+        return process.status() != psutil.STATUS_ZOMBIE and _is_meant(process, started, incarnation)
     except psutil.Error:
         return False
+
+
+def _is_meant(process: psutil.Process, started: float | None, incarnation: str) -> bool:
+    mark = process.environ().get(death.INCARNATION)
+    if mark is not None and incarnation:
+        return mark == incarnation
+    return started is None or abs(process.create_time() - started) < START_TOLERANCE_S
 
 
 def _last_step(configuration: Path) -> int | None:

@@ -8,7 +8,17 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmos_actor.cli.charts import HEIGHT, HOVER_POINTS, WIDTH, Band, Series, line_chart, nice_ticks, running_mean, short
+from cosmos_actor.cli.charts import (
+    HEIGHT,
+    HOVER_POINTS,
+    WIDTH,
+    Band,
+    Series,
+    line_chart,
+    nice_ticks,
+    running_mean,
+    short,
+)
 
 FINITE = st.floats(-1e9, 1e9, allow_nan=False)
 
@@ -74,4 +84,5 @@ def test_a_running_mean_keeps_a_constant() -> None:
 
 
 def test_short_numbers() -> None:
-    assert [short(value) for value in (0, 12, 0.35, 12_345, 2_500_000, 3e-5)] == ["0", "12", "0.35", "12.35k", "2.5M", "3.0e-05"]
+    values = (0, 12, 0.35, 12_345, 2_500_000, 3e-5)
+    assert [short(value) for value in values] == ["0", "12", "0.35", "12.35k", "2.5M", "3.0e-05"]

@@ -46,10 +46,11 @@ def test_check_as_json(cli: Cli) -> None:
 
 
 def test_everything_that_is_wrong_is_said_at_once_one_line_each(cli: Cli) -> None:
-    answer = cli("check", "grpo-arithmetic", "--set", "policy.model=/no/such", "--set", "reward.python=/no/python", "--json")
+    answer = cli("check", "grpo-arithmetic", "--json", "--set", "policy.model=/no/such", "--set", "reward.python=/no/py")
     assert answer.code == 2
     assert len(answer.err.splitlines()) == 2
-    assert [finding["what"] for finding in json.loads(answer.out)["findings"] if not finding["ok"]] == ["model", "interpreter"]
+    findings = json.loads(answer.out)["findings"]
+    assert [finding["what"] for finding in findings if not finding["ok"]] == ["model", "interpreter"]
 
 
 def test_another_interpreter_is_started_and_must_import_the_bus(cli: Cli, here: Path) -> None:

@@ -38,12 +38,12 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
     (["check", "grpo-arithmetic", "--set", "rollout.temprature=1"], "did you mean `rollout.temperature`?"),
     (["up", "grpo-arithmetic", "--set", "rollout.temprature=1"], "did you mean `rollout.temperature`?"),
     (["up", "grpo-arithmetic", "--set", "run.steps=many"], "setting `run.steps` = \"many\": expected a whole number"),
-    (["up", "grpo-arithmetic", "--set", "policy.model=/no/such"], "there is no model directory /no/such (setting `policy.m"),
+    (["up", "grpo-arithmetic", "--set", "policy.model=/no/such"], "there is no model directory /no/such (setting `po"),
     (["up", "grpo-arithmetic", "--set", "policy.model=."], ". holds no Hugging Face model: it has no config.json"),
     (["up", "grpo-arithmetic", "--set", "policy.model=tiny:qwen3?hidden"], "is no model"),
     (["up", "grpo-arithmetic", "--set", "data.task=sums"], "there is no module cosmos_actor.tasks.sums"),
     (["up", "grpo-arithmetic", "--set", "run.loop=mine:loop"], "there is no module mine"),
-    (["up", "grpo-arithmetic", "--set", "rollout.python=/no/python"], "no interpreter /no/python (setting `rollout.python`)"),
+    (["up", "grpo-arithmetic", "--set", "rollout.python=/no/py"], "no interpreter /no/py (setting `rollout.python`)"),
     (["up", "grpo-arithmetic", "--set", "rollout.devices=[9]"], "device"),
     (["up", "grpo-arithmetic", "--set", "bus.host=no.such.host.invalid"], "setting `bus.host`"),
     (["up", "grpo-arithmetc"], "did you mean `grpo-arithmetic`?"),
@@ -112,7 +112,7 @@ def test_an_error_of_the_bus_is_one_line(cli: Cli, here: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("missing", ["typer", "pydantic"])
 def test_a_missing_extra_is_one_line(missing: str) -> None:
-    code = (f"import sys; sys.modules[{missing!r}] = None; from cosmos_actor.cli import main; sys.exit(main(['version']))")
+    code = f"import sys; sys.modules[{missing!r}] = None; from cosmos_actor.cli import main; sys.exit(main(['version']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1

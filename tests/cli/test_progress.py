@@ -61,8 +61,8 @@ def test_a_step_in_one_line() -> None:
               "staleness/max": 1, "time/step": 2.0}
     view.add_metrics([record])
     assert plain_line(record, view, 10) == (
-        "step 7/10 grpo · reward 0.500 · loss 0.010 · tokens/s 1234 · staleness 1.000 · weights 7 · actors 7 · restarts 1 "
-        "· left 0:06")
+        "step 7/10 grpo · reward 0.500 · loss 0.010 · tokens/s 1234 · staleness 1.000 · weights 7 · actors 7 · "
+        "restarts 1 · left 0:06")
 
 
 def test_the_live_panel_shows_the_newest_step_the_actors_and_the_time_left() -> None:

@@ -112,7 +112,7 @@ def test_an_error_of_the_bus_is_one_line(cli: Cli, here: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("missing", ["typer", "pydantic"])
 def test_a_missing_extra_is_one_line(missing: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; from cosmos_actor.cli import main; sys.exit(main(['version']))"
+    code = f"import sys; sys.modules[{missing!r}] = None; from cosmos_actor.cli import main; sys.exit(main(['up']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1

@@ -45,9 +45,9 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     check(page)
     for words in ("all 120 steps are done", ">finished<", "0.35 → 0.91", "0.55 → 0.97", "Loss of the SFT phase",
-                  "KL to the ref", "Entropy", "Staleness", "Throughput", "Time of a step", "rollout waited", "killed by SIGKILL",
-                  "Every trajectory that was dispatched is accounted for", "dropped: stale", "config.resolved.toml",
-                  "learning_rate", "prefers-color-scheme"):
+                  "KL to the ref", "Entropy", "Staleness", "Throughput", "Time of a step", "rollout waited",
+                  "killed by SIGKILL", "Every trajectory that was dispatched is accounted for", "dropped: stale",
+                  "config.resolved.toml", "learning_rate", "prefers-color-scheme"):
         assert words in page, words
     assert len(re.findall(r'<svg viewBox="0 0 560 240" role="img" aria-label=', page)) == 11
 

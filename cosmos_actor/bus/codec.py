@@ -273,7 +273,7 @@ def view(frame: Any, dtype: Any, shape: Any) -> Any:
         raise Bad(f"no array of shape {shape} {dtype} in a frame of {_nbytes(frame)} bytes: {error}") from None
     if array.nbytes != _nbytes(frame):
         raise Bad(f"array of shape {shape} {dtype} needs {array.nbytes} bytes, frame has {_nbytes(frame)}")
-    if type(frame) is not bytes:
+    if array.flags.writeable:
         array.flags.writeable = False
     return array
 

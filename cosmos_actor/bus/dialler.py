@@ -70,9 +70,9 @@ class Dialler:
         if wire is not self._wire:
             return
         try:
-            protocol, kind, payload = unseal(frames)
+            protocol, kind, payload, arrays = unseal(frames)
             if kind == DATA and self.link is not None and self._hello_at is None:
-                self.link.receive(payload, frames[1:])
+                self.link.receive(payload, arrays)
             else:
                 self._control(protocol, kind, payload)
         except CorruptFrame as error:

@@ -29,9 +29,9 @@ class Doorman:
     def wire_frames(self, wire: Any, frames: List[Any]) -> None:
         link = self._links.get(wire)
         try:
-            protocol, kind, payload = unseal(frames)
+            protocol, kind, payload, arrays = unseal(frames)
             if kind == DATA and link is not None:
-                link.receive(payload, frames[1:])
+                link.receive(payload, arrays)
             elif kind == HELLO and link is None:
                 self._hello(wire, protocol, payload)
             elif kind == GOODBYE and link is not None:

@@ -1,11 +1,13 @@
 """The bytes on the wire. Pure.
 
-    frame 0   crc32 (4 bytes, little endian) over everything after it, then over the other frames
-              msgpack [protocol, kind, payload]
-    frame 1.. raw bytes of the arrays, in order
+    frame 0   check    4 bytes, little endian: crc32 over everything after it, then over the other frames
+              length   4 bytes, little endian: of the msgpack
+              msgpack  [protocol, kind, payload, sizes]
+              arrays   each at a multiple of 16 bytes, in the order of ``sizes``
+    frame 1.. arrays too large to be copied into frame 0; ``sizes`` has -1 in their places
 
-The payload of DATA is a list of items ``[op, channel, number, frames, body]``: a batch shares one check and one send.
-The layout of ``[protocol, kind, payload]`` and of REFUSED never changes, so that another protocol is refused politely.
+The payload of DATA is a list of items ``[op, channel, number, arrays, body]``: a batch shares one check and one send.
+Check, length, ``[protocol, kind, payload, ..]`` and REFUSED never change, so that another protocol is refused politely.
 """
 
 from __future__ import annotations
@@ -39,8 +41,16 @@ PULSE      heartbeat: `number` is progress; body [busy for s, label, [next numbe
 WORK, CALL, EVENT, STATE = range(4)
 CHANNELS = ("work", "call", "event", "state")
 
-_CRC_BYTES = 4
-_DATA_HEAD = bytes([0x93, PROTOCOL, DATA, 0xDD])
+ALIGNMENT_BYTES = 16
+"""Arrays start there, so that every dtype's loads are aligned."""
+
+OWN_FRAME_BYTES = 128 * 1024
+"""A larger array travels as a frame of its own: copying it would cost more than the frame does."""
+
+_HEAD_BYTES = 8
+_PADS = [bytes(count) for count in range(ALIGNMENT_BYTES)]
+_DATA_HEAD = bytes([0x94, PROTOCOL, DATA, 0xDD])
+_NO_SIZES = b"\x90"
 _ITEM = Struct(">BBBBQBH")
 
 
@@ -54,42 +64,78 @@ def item(op: int, channel: int, number: int, body: Any = None) -> bytes:
     return item_head(op, channel, number, 0) + msgpack.packb(body, use_bin_type=True)  # type: ignore[no-any-return]
 
 
-def seal(body: bytes, buffers: Sequence[Any] = ()) -> List[Any]:
-    """Frames that ``unseal`` takes; one flipped bit anywhere in them is noticed."""
-    check = crc32(body)
-    for buffer in buffers:
-        check = crc32(buffer, check)
-    return [check.to_bytes(_CRC_BYTES, "little") + body, *buffers]
-
-
 def seal_items(items: Sequence[bytes], buffers: Sequence[Any]) -> List[Any]:
-    """One DATA message out of packed items and their arrays' buffers in the same order."""
-    return seal(b"".join((_DATA_HEAD, len(items).to_bytes(4, "big"), *items)), buffers)
+    """Frames of one DATA message out of packed items and their arrays' bytes, in the same order."""
+    sizes = _NO_SIZES
+    if buffers:
+        sizes = msgpack.packb([len(buffer) if len(buffer) <= OWN_FRAME_BYTES else -1 for buffer in buffers])
+    return _seal([_DATA_HEAD, len(items).to_bytes(4, "big"), *items, sizes], buffers)
 
 
 def seal_control(kind: int, payload: Any) -> List[Any]:
-    """One message of another kind."""
-    return seal(msgpack.packb([PROTOCOL, kind, payload], use_bin_type=True))
+    """Frames of one message of another kind."""
+    return _seal([msgpack.packb([PROTOCOL, kind, payload, []], use_bin_type=True)], ())
 
 
-def unseal(frames: Sequence[Any]) -> Tuple[int, int, Any]:
-    """(protocol, kind, payload) of received frames. Raises CorruptFrame for bytes nobody sealed."""
-    head = memoryview(frames[0]) if frames else memoryview(b"")
-    if len(head) <= _CRC_BYTES:
+def _seal(body: List[bytes], buffers: Sequence[Any]) -> List[Any]:
+    length = sum(map(len, body))
+    parts = [b"\0\0\0\0", length.to_bytes(4, "little"), *body]
+    position = _HEAD_BYTES + length
+    apart = []
+    for buffer in buffers:
+        if len(buffer) > OWN_FRAME_BYTES:
+            apart.append(buffer)
+            continue
+        pad = -position % ALIGNMENT_BYTES
+        parts.append(_PADS[pad])
+        parts.append(buffer)
+        position += pad + len(buffer)
+    frame = bytearray().join(parts)
+    check = crc32(memoryview(frame)[4:])
+    for buffer in apart:
+        check = crc32(buffer, check)
+    frame[:4] = check.to_bytes(4, "little")
+    return [frame, *apart]
+
+
+def unseal(frames: Sequence[Any]) -> Tuple[int, int, Any, List[Any]]:
+    """(protocol, kind, payload, arrays' bytes) of received frames. Raises CorruptFrame for bytes nobody sealed."""
+    frame = memoryview(frames[0]) if frames else memoryview(b"")
+    if len(frame) <= _HEAD_BYTES:
         raise CorruptFrame("a message without a head")
-    check = crc32(head[_CRC_BYTES:])
-    for frame in frames[1:]:
-        check = crc32(frame, check)
-    if check != int.from_bytes(head[:_CRC_BYTES], "little"):
+    check = crc32(frame[4:])
+    for other in frames[1:]:
+        check = crc32(other, check)
+    if check != int.from_bytes(frame[:4], "little"):
         raise CorruptFrame("the check sum of a message is wrong")
-    return _parse(head[_CRC_BYTES:])
+    ends = _HEAD_BYTES + int.from_bytes(frame[4:_HEAD_BYTES], "little")
+    protocol, kind, payload, sizes = _parse(frame[_HEAD_BYTES:ends])
+    return protocol, kind, payload, _arrays(sizes, frame, ends, frames[1:]) if sizes else []
 
 
-def _parse(body: Any) -> Tuple[int, int, Any]:
+def _arrays(sizes: Any, frame: Any, position: int, apart: Sequence[Any]) -> List[Any]:
+    arrays, taken = [], 0
     try:
-        protocol, kind, payload = unpack(body)
+        for size in sizes:
+            if size < 0:
+                arrays.append(apart[taken])
+                taken += 1
+                continue
+            position += -position % ALIGNMENT_BYTES
+            arrays.append(frame[position:position + size])
+            position += size
+    except (TypeError, IndexError) as error:
+        raise CorruptFrame(f"arrays are missing: {error}") from None
+    if position != len(frame) or taken != len(apart):
+        raise CorruptFrame("the sizes of a message's arrays do not add up")
+    return arrays
+
+
+def _parse(body: Any) -> Tuple[int, int, Any, Any]:
+    try:
+        protocol, kind, payload, sizes = unpack(body)
     except (ValueError, TypeError) as error:
         raise CorruptFrame(f"a message that is no envelope: {error}") from None
-    if type(protocol) is not int or type(kind) is not int:
+    if type(protocol) is not int or type(kind) is not int or type(sizes) is not list:
         raise CorruptFrame("a message that is no envelope")
-    return protocol, kind, payload
+    return protocol, kind, payload, sizes

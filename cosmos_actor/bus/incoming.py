@@ -62,6 +62,7 @@ class Incoming:
         """A whole batch. Raises CorruptFrame if it is not one; items before the bad one were taken."""
         position = 0
         operations = self._operations
+        self._out.corked = True
         try:
             for operation, channel, number, count, body in items:
                 if count:
@@ -71,6 +72,8 @@ class Incoming:
                     operations[operation](channel, number, body, ())
         except (TypeError, ValueError, IndexError, KeyError) as error:
             raise CorruptFrame(f"an item that is none: {error!r}") from error
+        finally:
+            self._out.corked = False
         if position != len(frames):
             raise CorruptFrame(f"{len(frames)} arrays came, {position} were announced")
         self._out.flush()

@@ -78,8 +78,7 @@ class Link:
     async def call(self, message: Any, *, deadline_s: float, key: Optional[str] = None) -> Any:
         """The handler's answer. A repeated `key` gets the first answer without another run of the handler."""
         ends = self._bus.clock.now() + deadline_s
-        receipt = await self.out.send(CALL, await self.pack(message, key, deadline_s), deadline_s)
-        self.out.flush()
+        receipt = await self.out.send(CALL, await self.pack(message, key, deadline_s), deadline_s, now=True)
         return await receipt.result(max(0.0, ends - self._bus.clock.now()))
 
     async def emit(self, message: Any, *, deadline_s: Optional[float] = None) -> Receipt:

@@ -35,6 +35,10 @@ from .receipt import Receipt, until
 from .schema import to_plain
 
 
+FLOOR_STEP = 8
+"""The peer keeps at most this many results too long; told of each, it had more work with floors than with calls."""
+
+
 class Packed(NamedTuple):
     """A message ready for the wire, but for its number."""
 
@@ -63,7 +67,8 @@ class Outgoing:
         self.on_wire_down: Callable[[str], None] = lambda reason: None
         self.on_not_accepted: Callable[[Packed], None] = lambda packed: None
         self._ended: Optional[BusError] = None
-        self._limits = limits
+        self._batch_limit = limits.batch_messages
+        self._bytes_limit = limits.batch_bytes
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
@@ -74,6 +79,9 @@ class Outgoing:
         self._buffers: List[Any] = []
         self._batch_bytes = 0
         self._flush_soon: Optional[asyncio.Handle] = None
+        self._has_acks = False
+        self.corked = False
+        """Somebody flushes anyway when it is through: no call back is needed."""
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -98,8 +106,11 @@ class Outgoing:
     def pack_plain(self, plain: Any) -> bytes:
         return self._pack(plain)  # type: ignore[no-any-return]
 
-    async def send(self, channel: int, packed: Packed, deadline_s: float) -> Receipt:
-        """Accepted: waits for credit, then the message is ours until the peer is done with it."""
+    async def send(self, channel: int, packed: Packed, deadline_s: float, *, now: bool = False) -> Receipt:
+        """Accepted: waits for credit, then the message is ours until the peer is done with it.
+
+        `now`: it leaves at once instead of with the next batch.
+        """
         try:
             if self._ended is not None:
                 raise self._ended
@@ -112,7 +123,10 @@ class Outgoing:
         number = receipt.number = self.outboxes[channel].add(receipt)
         receipt.data = item_head(MESSAGE, channel, number, len(packed.buffers)) + packed.body
         receipt.buffers = packed.buffers
-        if self.push(receipt.data, receipt.buffers):
+        if now:
+            self._append(receipt.data, receipt.buffers)
+            self.flush()
+        elif self.push(receipt.data, receipt.buffers):
             await asyncio.sleep(0)  # a sender in a tight loop must not starve the readers
         return receipt
 
@@ -184,7 +198,9 @@ class Outgoing:
 
     def acknowledge(self, channel: int, number: int) -> None:
         self._acks[channel].add(number)
-        self.flush_soon()
+        self._has_acks = True
+        if not self.corked:
+            self.flush_soon()
 
     def want(self, channel: int, number: int) -> None:
         self.push(item(NACK, channel, number))
@@ -201,7 +217,7 @@ class Outgoing:
         """A heartbeat; it also says what we sent and what we know, so that a loss shows at the last message too."""
         if self.wire is None:
             return
-        self._add_floors()
+        self._add_floors(1)
         self.push(item(PULSE, WORK, progress, [busy_s, label, [box.next_number for box in self.outboxes]]))
         self.flush()
 
@@ -209,19 +225,23 @@ class Outgoing:
 
     def push(self, data: bytes, buffers: Any = ()) -> bool:
         """Put an item into the batch; True if that filled it and it left."""
+        self._append(data, buffers)
+        if len(self._items) >= self._batch_limit or self._batch_bytes >= self._bytes_limit:
+            self.flush()
+            return True
+        if not self.corked:
+            self.flush_soon()
+        return False
+
+    def _append(self, data: bytes, buffers: Any) -> None:
         if self.wire is None:
-            return False  # a new wire gets everything that is under way
+            return  # a new wire gets everything that is under way
         self._items.append(data)
         self._batch_bytes += len(data)
         if buffers:
             self._buffers.extend(buffers)
             for buffer in buffers:
                 self._batch_bytes += len(buffer)
-        if len(self._items) >= self._limits.batch_messages or self._batch_bytes >= self._limits.batch_bytes:
-            self.flush()
-            return True
-        self.flush_soon()
-        return False
 
     def flush_soon(self) -> None:
         if self._flush_soon is None:
@@ -234,10 +254,11 @@ class Outgoing:
             self._flush_soon = None
         if self.wire is None:
             return
-        self._add_acks()
+        if self._has_acks:
+            self._add_acks()
         if not self._items:
             return
-        self._add_floors()
+        self._add_floors(FLOOR_STEP)
         items, buffers, nbytes = self._items, self._buffers, self._batch_bytes
         self._items, self._buffers, self._batch_bytes = [], [], 0
         if self.wire.send(seal_items(items, buffers)):
@@ -248,16 +269,17 @@ class Outgoing:
             self.on_wire_down("the wire takes nothing")
 
     def _add_acks(self) -> None:
+        self._has_acks = False
         for channel in (WORK, CALL, EVENT):
             ranges = self._acks[channel]
             if ranges:
                 for first, last in ranges.take():
                     self._items.append(item(ACK, channel, first, last))
 
-    def _add_floors(self) -> None:
+    def _add_floors(self, step: int) -> None:
         for channel in (WORK, CALL, EVENT):
             floor = self.outboxes[channel].floor
-            if floor != self._floors_said[channel]:
+            if floor >= self._floors_said[channel] + step:
                 self._floors_said[channel] = floor
                 self._items.append(item(FLOOR, channel, floor))
 

@@ -33,9 +33,12 @@ _EAGAIN = 11
 
 
 class Readable:
-    """Calls `receive` until it returns False, whenever the socket may have something; `budget` times in a row at most."""
+    """Calls `receive` for each message that the socket has, `budget` times in a row at most.
 
-    def __init__(self, socket: Any, receive: Callable[[], bool], budget: int) -> None:
+    The socket is asked before each one: a receive that finds nothing costs twenty times as much.
+    """
+
+    def __init__(self, socket: Any, receive: Callable[[], None], budget: int) -> None:
         self.socket = socket
         self._receive = receive
         self._budget = budget
@@ -48,8 +51,9 @@ class Readable:
     def drain(self) -> None:
         self._again = None
         for _ in range(self._budget):
-            if self.socket.closed or not self._receive():
+            if self.socket.closed or not self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 return
+            self._receive()
         self._soon()
 
     def after_send(self) -> None:
@@ -104,19 +108,14 @@ class DialledWire:
         self._reader.after_send()
         return sent
 
-    def _receive(self) -> bool:
-        try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+    def _receive(self) -> None:
+        frames = [self._socket.recv(zmq.NOBLOCK)]
+        while self._socket.getsockopt(zmq.RCVMORE):
+            frames.append(self._socket.recv(zmq.NOBLOCK))
         self._owner.wire_frames(self, frames)
-        return True
 
-    def _watch(self) -> bool:
-        try:
-            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-        except zmq.Again:
-            return False
+    def _watch(self) -> None:
+        event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
         kind = event["event"]
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._socket.getsockopt(zmq.EVENTS)  # lets libzmq attach the connection before the first send
@@ -129,11 +128,10 @@ class DialledWire:
             self._down(self._refusal or "connection lost", self._refusal is not None)
         elif kind == zmq.EVENT_CLOSED:
             self._down("nobody listens there", False)
-        return not self._socket.closed
 
     def _down(self, reason: str, refused: bool) -> None:
-        while not self._socket.closed and self._receive():
-            pass  # what came before the end is still good
+        while not self._socket.closed and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._receive()  # what came before the end is still good
         if not self._socket.closed:
             self.close()
             self._owner.wire_down(self, reason, refused)
@@ -196,7 +194,7 @@ class ZmqTransport:
     def listen(self, address: str, owner: WireOwner) -> str:
         if self.keys is not None:
             self._door = Doorkeeper(make_zap(self.context), self.keys)
-            self._door_reader = Readable(self._door.socket, self._answer_door, 1)
+            self._door_reader = Readable(self._door.socket, self._door.answer_one, self.limits.drain_messages)
         self._owner = owner
         self._router = make_router(self.context, self.keys, self.limits.max_frame_bytes)
         bound = bind(self._router, address)
@@ -224,25 +222,18 @@ class ZmqTransport:
         if self._owner is not None:
             self._owner.wire_down(wire, "connection lost", False)
 
-    def _answer_door(self) -> bool:
-        if self._door is not None:
-            self._door.on_readable()
-        return False
-
-    def _accept(self) -> bool:
-        try:
-            routing = self._router.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+    def _accept(self) -> None:
+        routing = self._router.recv(zmq.NOBLOCK)
         wire = self.accepted.get(routing)
         if wire is None:
             wire, first = self._new_wire(routing)
-            frames = [first, *self._rest()]
         else:
-            frames = self._rest()
+            first = self._router.recv(zmq.NOBLOCK)
+        frames = [first]
+        while self._router.getsockopt(zmq.RCVMORE):
+            frames.append(self._router.recv(zmq.NOBLOCK))
         if self._owner is not None:
             self._owner.wire_frames(wire, frames)
-        return self._router is not None
 
     def _new_wire(self, routing: bytes) -> Any:
         first = self._router.recv(zmq.NOBLOCK, copy=False)
@@ -252,12 +243,6 @@ class ZmqTransport:
         wire = AcceptedWire(self, routing, role)
         self.accepted[routing] = wire
         return wire, first.bytes
-
-    def _rest(self) -> List[bytes]:
-        frames = []
-        while self._router.getsockopt(zmq.RCVMORE):
-            frames.append(self._router.recv(zmq.NOBLOCK))
-        return frames
 
     def close(self, linger_ms: int) -> None:
         for wire in list(self.dialled.values()):

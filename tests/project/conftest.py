@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """make_environment(python, constraints, *more): the python of a new environment with the wheel and its core."""
+    """make_environment(python, constraints, *more): an environment's python, with the wheel; made once."""
 
+    @cache
     def make(python: str, constraints: str, *more: str) -> Path:
         folder = tmp_path_factory.mktemp("environment")
         run([python, "-m", "venv", folder / "venv"], cwd=folder, timeout=100)

@@ -22,6 +22,7 @@ from tests.waiting import eventually
 PROGRAM = Path(__file__).parent / "programs" / "round_trip.py"
 LONGEST_TEST_S = 900
 RUNS_ON_38 = ("", "bus", "simulator_bridge", "death", "python_versions")
+SUITES_ON_38 = ("tests/bus", "tests/bulk")
 NEWER = ("actors", "job", "recipes", "roles", "tasks", "trainer", "weight_plane")
 
 
@@ -119,8 +120,12 @@ def test_the_command_says_so_too(python38: Path, tmp_path: Path) -> None:
 def test_the_suites_of_the_bus_pass_on_python38(python38: Path, tmp_path: Path) -> None:
     pip_install = [python38, "-m", "pip", "install", "-q", "-c", ROOT / "constraints-py38.txt"]
     run([*pip_install, "pytest", "pytest-timeout", "hypothesis"], cwd=tmp_path, timeout=300)
-    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in SUITES_ON_38:
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tests/__init__.py", "tests/waiting.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copy(Path(__file__).parent / "programs" / "conftest_py38.py", tmp_path / "tests" / "conftest.py")
     (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 120\nmarkers =\n slow\n heavy\n gpu\n netns\n")
     selected = "not slow and not heavy and not gpu and not netns"
-    done = run([python38, "-m", "pytest", "-q", "-m", selected, "tests/bus", "tests/bulk"], cwd=tmp_path, timeout=600)
+    done = run([python38, "-m", "pytest", "-q", "-m", selected, *SUITES_ON_38], cwd=tmp_path, timeout=600)
     assert " passed" in done and " failed" not in done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -79,9 +80,15 @@ def test_the_command_says_what_to_install(core_only: Path, tmp_path: Path) -> No
 
 @pytest.mark.heavy
 @pytest.mark.timeout(LONGEST_TEST_S)
-def test_check_works_with_the_cli_extra_alone(
+def test_with_the_cli_extra_alone_check_names_what_is_missing(
     make_environment: Callable[..., Path], wheel: Path, tmp_path: Path
 ) -> None:
     python = make_environment(sys.executable, "constraints.txt", f"{wheel}[cli]")
-    run([python.parent / "cosmos-actor", "check", "grpo-arithmetic"], cwd=tmp_path, timeout=60)
-    assert "torch" not in run([python, "-m", "pip", "list"], cwd=tmp_path, timeout=60)
+    done = subprocess.run(
+        [python.parent / "cosmos-actor", "check", "grpo-arithmetic", "--json"],
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "pip install 'cosmos-actor[train]'" in line
+    assert [finding["what"] for finding in json.loads(done.stdout)["findings"] if not finding["ok"]] == ["libraries"]

@@ -58,7 +58,7 @@ def describe(pid: int, random: str) -> str:
 def alive(supervisor: str) -> bool:
     """Whether the process that `describe` described still runs (and is not another one with its number)."""
     pid, start_time, _ = supervisor.split(":")
-    return _start_time(int(pid)) == start_time
+    return start_time != "" and _start_time(int(pid)) == start_time
 
 
 def _start_time(pid: int) -> str:

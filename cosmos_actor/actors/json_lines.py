@@ -24,7 +24,7 @@ class JsonLinesWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._lines = 0
         self.repaired_bytes = _cut_torn_tail(self._fd)
 

@@ -40,12 +40,19 @@ def belonging(mark: str, leaders: Collection[int] = ()) -> set[int]:
 
 
 def kill_all(mark: str, leaders: Collection[int] = (), limit_s: float = KILL_LIMIT_S) -> set[int]:
-    """SIGKILL to all that belong, again and again until none is left or `limit_s` is over. Which ones there were."""
-    until, killed = time.monotonic() + limit_s, set()
-    while (pids := belonging(mark, leaders)) and time.monotonic() < until:
-        killed |= pids
+    """SIGKILL to all that belong, until two looks found none or `limit_s` is over. Which ones there were.
+
+    Two, because the kernel shows no environment of a process for a moment while that executes a new program.
+    """
+    until, killed, empty_looks = time.monotonic() + limit_s, set[int](), 0
+    while time.monotonic() < until:
+        pids = belonging(mark, leaders)
         for pid in pids:
             _kill(pid)
+        killed |= pids
+        empty_looks = 0 if pids else empty_looks + 1
+        if empty_looks == 2:
+            break
         time.sleep(SETTLE_S)
     return killed
 

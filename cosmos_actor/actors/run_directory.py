@@ -184,7 +184,7 @@ def _refuse_foreign(paths: RunPaths) -> None:
 
 def _lock(paths: RunPaths) -> int:
     """A descriptor that holds the directory. It is not inherited, so that no child can hold it on."""
-    fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

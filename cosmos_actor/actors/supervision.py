@@ -98,13 +98,13 @@ class Supervision:
             child.progress = progress or child.progress
             self._heard(child, busy_s)
 
-    def forgive(self, late_s: float) -> None:
-        """The supervisor itself slept `late_s` (it was stopped, or the machine was):
+    def forgive(self, now: float) -> None:
+        """The supervisor itself slept until `now` (it was stopped, or the machine was), so it heard nobody.
 
-        that silence was not its children's.
+        Each child has its whole `heartbeat_s` again.
         """
         for child in self.children.values():
-            child.silent_until += late_s
+            child.silent_until = max(child.silent_until, now + (child.spec.heartbeat_s or 0.0))
 
     def exited(self, actor: str, incarnation: int, outcome: Outcome, reason: str, now: float) -> list[Decision]:
         """Its process, and all it had started, are gone."""

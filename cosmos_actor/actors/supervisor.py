@@ -273,10 +273,10 @@ class Supervisor:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._guarded, self._tick)
 
     def _tick(self) -> None:
-        late_s = self._clock() - self._due
-        if late_s > OVERSLEPT_S:
-            self._core.forgive(late_s)
-        self._do(self._core.tick(self._clock()))
+        now = self._clock()
+        if now - self._due > OVERSLEPT_S:
+            self._core.forgive(now)
+        self._do(self._core.tick(now))
 
     def _look_at_oom(self) -> None:
         self._oom = (self._clock(), kernel_oom_kills())

@@ -57,6 +57,17 @@ def test_kill_9_of_supervisor_and_keeper_at_once_leaves_none_that_knows_of_death
     assert eventually(all_gone, "the end of every process", within_s=PROMISED_S)
 
 
+def test_a_replaced_keeper_knows_the_children_that_were_there_before_it(popen: Popen, tmp_path: Path) -> None:
+    job, keeper = start_job(popen, tmp_path, "bare")
+    os.kill(keeper, signal.SIGKILL)
+    events = tmp_path / "run" / "events.jsonl"
+    assert eventually(lambda: [event for event in read_json_lines(events) if event["event"] == "keeper_replaced"],
+                      "the replacement of the keeper")
+    job.kill()
+    job.wait(PROMISED_S)
+    assert eventually(all_gone, "the end of every process", within_s=PROMISED_S)
+
+
 def test_a_stopped_process_goes_too(popen: Popen, tmp_path: Path) -> None:
     job, keeper = start_job(popen, tmp_path, "sleeper", "bare")
     for pid in belonging(MARK) - {job.pid, keeper}:
@@ -84,6 +95,20 @@ def test_an_interrupt_of_the_terminal_reaches_only_the_supervisor(popen: Popen, 
 def test_install_does_nothing_without_a_supervisor(popen: Popen) -> None:
     code = "from cosmos_actor import death; print(death.install())"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT) == "False\n"
+
+
+def test_a_rank_dies_with_its_launcher_though_its_supervisor_lives(popen: Popen) -> None:
+    """A launcher closes the death pipe in its ranks and gives them sessions of their own."""
+    rank = ("from cosmos_actor import death; import os, time; "
+            "print(os.getpid(), death.install(), flush=True); time.sleep(600)")
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}], start_new_session=True)"
+    environment = {**os.environ, death.SUPERVISOR: death.describe(os.getpid(), "x")}
+    process = popen([sys.executable, "-c", launcher], env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    pid, installed = process.stdout.readline().split()
+    assert installed == "True" and death.alive(death.describe(int(pid), "x"))
+    process.kill()
+    assert eventually(all_gone, "the end of the rank", within_s=PROMISED_S)
 
 
 def test_a_process_that_starts_after_its_supervisor_died_ends_at_once() -> None:
@@ -114,9 +139,12 @@ def test_a_reused_process_number_is_not_taken_for_the_supervisor() -> None:
     assert death.alive(living)
     pid, start_time, random = living.split(":")
     assert not death.alive(f"{pid}:{int(start_time) - 1}:{random}")
-    ended = subprocess.Popen(["true"])
+    ended = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     described = death.describe(ended.pid, "x")
+    assert death.alive(described) and ended.stdin is not None
+    ended.stdin.close()
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     assert not death.alive(described), "a zombie does not live"
     ended.wait()
     assert not death.alive(described)
+    assert not death.alive(death.describe(ended.pid, "x")), "what was dead when it was described never lived"

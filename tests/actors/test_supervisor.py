@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_actor import death
 from cosmos_actor.actors.child_spec import ChildSpec
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.errors import JobFailed, NotFound
@@ -279,13 +278,26 @@ def test_what_the_system_can_not_execute_is_named(tmp_path: Path) -> None:
 # ---- the supervisor's own
 
 
-def test_a_killed_keeper_is_replaced_and_knows_its_job(tmp_path: Path) -> None:
+def test_a_killed_keeper_is_replaced(tmp_path: Path) -> None:
     async def test() -> None:
         async with Job(tmp_path, python(SLEEPER)) as job:
-            os.kill(job.supervisor._keeper.pid, signal.SIGKILL)
-            replaced = await job.event("keeper_replaced")
-            command = Path(f"/proc/{replaced['pid']}/cmdline").read_bytes()
-            assert death.SUPERVISOR.encode() in command
+            killed = job.supervisor._keeper.pid
+            os.kill(killed, signal.SIGKILL)
+            assert (await job.event("keeper_replaced"))["pid"] != killed
+
+    run(test)
+
+
+def test_after_a_sleep_of_the_machine_children_are_not_taken_for_stuck(tmp_path: Path) -> None:
+    slept_s = 0.0
+
+    async def test() -> None:
+        nonlocal slept_s
+        async with Job(tmp_path, python(SLEEPER, heartbeat_s=5.0), clock=lambda: time.monotonic() + slept_s) as job:
+            await job.supervisor.until_ready()
+            slept_s = 600.0
+            job.supervisor._tick()
+            assert not job.of("killing")
 
     run(test)
 
@@ -325,6 +337,7 @@ def test_a_fault_of_the_supervisor_itself_ends_the_job_and_is_raised(
 def test_the_children_s_command_lines_name_their_interpreters(tmp_path: Path) -> None:
     async def test() -> None:
         async with Job(tmp_path, python(SLEEPER)) as job:
+            await job.logged("worker-0", "here")
             (child,) = job.supervisor.children()
             assert child["interpreter"] == sys.executable and child["starts"] == 1
             assert Path(f"/proc/{child['pid']}/cmdline").read_bytes().startswith(sys.executable.encode())

@@ -37,10 +37,12 @@ class Model:
         return max((end - start for start, end in self.gaps()), default=0)
 
     def gaps(self) -> list[tuple[int, int]]:
-        edges = [(start, start + block_bytes(n)) for start, n in sorted(self.living.items())]
-        ends = [FIRST] + [end for _, end in edges]
-        starts = [start for start, _ in edges] + [FIRST + PAGES * PAGE_BYTES]
-        return [(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
+        found, end = [], FIRST
+        for start, nbytes in [*sorted(self.living.items()), (FIRST + PAGES * PAGE_BYTES, 0)]:
+            if start > end:
+                found.append((end, start))
+            end = start + block_bytes(nbytes)
+        return found
 
     def check(self) -> None:
         seen = FIRST

@@ -7,7 +7,7 @@ import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -44,9 +44,6 @@ class World:
             await bus.close(drain_s=1.0)
 
 
-Body = Callable[[World], Awaitable[None]]
-
-
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KeyRing]:
     made = make_run_keys(tmp_path_factory.mktemp("keys"), "run", ROLES)
@@ -54,10 +51,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KeyRing]:
 
 
 @pytest.fixture(params=["memory", "zmq"])
-def world(request: pytest.FixtureRequest, keys: dict[str, KeyRing]) -> Callable[[Body], None]:
+def world(request: pytest.FixtureRequest, keys: dict[str, KeyRing]) -> Any:
     """Runs a test body in a world and closes it."""
 
-    def run(body: Body) -> None:
+    def run(body: Callable[[World], Awaitable[None]]) -> None:
         async def main() -> None:
             made = World(request.param, keys)
             try:
@@ -244,7 +241,7 @@ def test_a_lost_peer_gives_its_budget_back_and_what_it_lent_stays_readable(world
 def test_many_small_arrays_that_are_too_much_for_one_message_go_by_reference_too(world: Any) -> None:
     @schema("bulk_test_many", version=1)
     class Many:
-        batches: list[Batch]
+        batches: List[Batch]
 
     async def body(made: World) -> None:
         sender, receiver, seen = made.bus("rollout-0"), made.bus("policy-0"), []

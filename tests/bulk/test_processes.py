@@ -23,14 +23,13 @@ from tests.bulk.messages import Ask, Batch
 from tests.bulk.tools import elsewhere, identity, pattern
 from tests.waiting import eventually
 
-Popen = Callable[..., subprocess.Popen[Any]]
 SIZE = 8 * MIB
 
 
 class Peer:
     """A `tests.bulk.peer` in its process."""
 
-    def __init__(self, popen: Popen, **facts: Any) -> None:
+    def __init__(self, popen: Callable[..., Any], **facts: Any) -> None:
         command = [sys.executable, "-m", "tests.bulk.peer", json.dumps(facts)]
         self.process = popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
         self.facts = self.next_line()
@@ -68,7 +67,7 @@ CONSUMER_PHASES = ["before the fetch", "with a view", "after the handler", "in t
 
 
 @pytest.mark.parametrize("phase", CONSUMER_PHASES)
-def test_a_killed_consumer_gives_its_budget_back_in_every_phase(phase: str, popen: Popen) -> None:
+def test_a_killed_consumer_gives_its_budget_back_in_every_phase(phase: str, popen: Callable[..., Any]) -> None:
     consumer = Peer(popen, actor="policy-0", stop_in=phase, budget_bytes=SIZE)
 
     async def main() -> None:
@@ -118,7 +117,7 @@ async def until(look: Callable[[], Any], what: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["before the put", "in the put", "after the send"])
-def test_a_killed_producer_leaves_no_memory_and_what_was_seen_stays(phase: str, popen: Popen) -> None:
+def test_a_killed_producer_leaves_no_memory_and_what_was_seen_stays(phase: str, popen: Callable[..., Any]) -> None:
     producer = Peer(popen, actor="rollout-0", stop_in=phase)
 
     async def main() -> None:
@@ -144,7 +143,7 @@ def test_a_killed_producer_leaves_no_memory_and_what_was_seen_stays(phase: str, 
     asyncio.run(main())
 
 
-def test_a_producer_killed_in_the_middle_of_a_stream_is_gone_with_the_progress(popen: Popen) -> None:
+def test_a_producer_killed_in_the_middle_of_a_stream_is_gone_with_the_progress(popen: Callable[..., Any]) -> None:
     producer = Peer(popen, actor="rollout-0")
 
     async def main() -> None:
@@ -164,7 +163,7 @@ def test_a_producer_killed_in_the_middle_of_a_stream_is_gone_with_the_progress(p
     asyncio.run(main())
 
 
-def test_a_consumer_reads_a_million_bytes_a_hundred_times_and_copies_none(popen: Popen) -> None:
+def test_a_consumer_reads_a_million_bytes_a_hundred_times_and_copies_none(popen: Callable[..., Any]) -> None:
     producer = Peer(popen, actor="rollout-0", budget_bytes=4 * MIB)
 
     async def main() -> None:

@@ -136,8 +136,8 @@ def test_a_put_cancelled_while_it_copies_leaves_nothing() -> None:
                 await asyncio.sleep(0)
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
-            await asyncio.get_running_loop().shutdown_default_executor()
-            assert made.statistics()["leases"] == 0
+            while made.statistics()["leases"]:
+                await asyncio.sleep(0.001)
 
     asyncio.run(main())
 

@@ -47,8 +47,8 @@ def test_many_fetches_at_once_all_arrive_and_never_more_streams_run_than_are_set
             arrays = [pattern(MIB + n) for n in range(9)]
             refs = [elsewhere(made.try_put(array, holder="a")) for array in arrays]
             found = await asyncio.gather(*(there.fetch(ref, deadline_s=30.0) for ref in refs))
-            for one, other in zip(found, arrays, strict=True):
-                np.testing.assert_array_equal(one, other)
+            for number, array in enumerate(arrays):
+                np.testing.assert_array_equal(found[number], array)
             assert there.statistics()["streams"]["connections"] == 1
             assert there.statistics()["streams"]["done"] == 9
 

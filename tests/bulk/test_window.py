@@ -80,7 +80,7 @@ FATES = st.lists(st.sampled_from(["arrives", "lost", "damaged", "twice", "late"]
 @given(st.integers(0, 12), st.integers(1, 4), FATES)
 def test_every_chunk_is_kept_exactly_once_whatever_happens(chunks: int, credit: int, fates: list[str]) -> None:
     stream = ChunkWindow(chunks * 10, 10, credit=credit, overdue_s=1.0)
-    now, kept, fate = 0.0, list[int](), iter(fates)
+    now, kept, fate = 0.0, [], iter(fates)
     for _ in range(len(fates) + chunks + 2):
         for chunk in stream.ask(now):
             what = next(fate, "arrives")

@@ -60,7 +60,7 @@ class ActorRuntime:
         self._serve()
 
     async def start(self, head_address: str, listen: str) -> Link:
-        """Return the link to the head once it knows this actor; `setup` goes on behind."""
+        """Return the link to the head once it knows this actor. `begin` is to follow."""
         address = await self.bus.start(listen)
         self._head = await self.bus.connect(head_address, role="supervisor", deadline_s=HEAD_DEADLINE_S)
         self.bus.on_link_down(self._link_down)
@@ -68,9 +68,12 @@ class ActorRuntime:
         await self._head.call(Announce(
             address=address, pid=os.getpid(), python=sys.executable, host=socket.gethostname(), joined=self._joined,
         ), deadline_s=HEAD_DEADLINE_S)
-        self._spawn(self._set_up())
         self._spawn(self._report())
         return self._head
+
+    def begin(self) -> None:
+        """Run the role's `setup` behind, and then serve."""
+        self._spawn(self._set_up())
 
     async def until_stopped(self) -> None:
         """Wait for the end of this actor. Raises what ended it, unless it was asked to."""
@@ -93,7 +96,7 @@ class ActorRuntime:
     async def close(self) -> None:
         """Close the role and the bus. The process ends after this."""
         self.end()
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         if self._ready.is_set():
             await self._worker.run(self.role.close)

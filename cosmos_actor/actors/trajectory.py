@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from cosmos_actor.bus.codec import ArrayReference
 from cosmos_actor.bus.schema import Array, Json, array, schema
 
 PER_SAMPLE = ("lengths", "finished", "rewards")
@@ -97,7 +98,7 @@ class TrajectoryGroup:
     @property
     def token_count(self) -> int:
         """N."""
-        return int(self.lengths.sum())
+        return int(self.tokens.shape[0])
 
     @property
     def trajectory_ids(self) -> tuple[str, ...]:
@@ -149,22 +150,24 @@ class TrajectoryGroup:
     def with_field(self, name: str, value: Any, writer: str) -> TrajectoryGroup:
         """This group with `rewards` [G], `reference_logprobs` [N] or `values` [N] added, as float32.
 
+        A reference to an array on the bulk plane stays one.
+
         Raises FieldAlreadyWritten when the field has its writer, MalformedGroup for another field or a wrong shape.
         """
         if name not in APPENDABLE:
             raise MalformedGroup(self.group_id, f"`{name}` is no field that a role adds: {sorted(APPENDABLE)}")
         if name in self.written_by or getattr(self, name) is not None:
             raise FieldAlreadyWritten(self.group_id, name, self.written_by.get(name, "its producer"), writer)
-        column = np.ascontiguousarray(value, dtype=np.float32)
+        column = value if isinstance(value, ArrayReference) else np.ascontiguousarray(value, dtype=np.float32)
         expected = (getattr(self, APPENDABLE[name]),)
-        if column.shape != expected:
+        if tuple(column.shape) != expected:
             raise MalformedGroup(self.group_id, f"`{name}` is {list(expected)}, not {list(column.shape)}")
         changes: dict[str, Any] = {name: column, "written_by": {**self.written_by, name: writer}}
         return replace(self, **changes)
 
     def check(self) -> None:
         """Raises MalformedGroup unless every column has its length and the versions are in order."""
-        tokens = self.token_count
+        tokens = int(self.lengths.sum())
         for names, expected in ((PER_SAMPLE + ("indices",), self.samples), (PER_TOKEN, tokens)):
             for name in names:
                 column = getattr(self, name)

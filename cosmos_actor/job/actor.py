@@ -65,6 +65,7 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
                            worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
                            weights=weight_source(bus))
     await runtime.start(head, listen)
+    runtime.begin()
     _leave_on_signals(runtime, joined)
     try:
         await runtime.until_stopped()

@@ -28,7 +28,7 @@ def make_bus(identity: Identity, keys: KeyRing, settings: RunSettings, *, resolv
 
 def inproc_bus(identity: Identity, network: MemoryNetwork, settings: RunSettings, *, resolve_bulk: bool = True) -> Bus:
     """The same over the in-memory transport."""
-    limits = replace(bus_limits(settings), lost_after_s=PATIENT_S)
+    limits = replace(bus_limits(settings), lost_after_s=PATIENT_S, handshake_s=PATIENT_S)
     return Bus(identity, MemoryTransport(network), None, limits=limits, resolve_bulk=resolve_bulk,
                bulk=bulk_settings(settings))
 

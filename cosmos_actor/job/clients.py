@@ -124,7 +124,7 @@ class Reward(Client):
         parts = [got[first:first + size] for first in range(0, len(got), size)]
         answers: list[Scores] = await asyncio.gather(
             *(self._job.submit("reward", ScoreRequest(part), "rewards") for part in parts))
-        return [_with(group, "rewards", column.values, answer.writer)
+        return [group.with_field("rewards", column.values, answer.writer)
                 for part, answer in zip(parts, answers, strict=True)
                 for group, column in zip(part, answer.columns, strict=True)]
 
@@ -132,10 +132,6 @@ class Reward(Client):
         scored = await self._score(experience)
         self._job.ledger.dropped(keys_of(scored), "evaluation")
         return float(np.mean(np.concatenate([group.rewards for group in scored])))
-
-
-def _with(group: TrajectoryGroup, field: str, values: Any, writer: str) -> TrajectoryGroup:
-    return group.with_field(field, values, writer)
 
 
 class ReplayBuffer(Client):
@@ -192,7 +188,7 @@ class Reference(Client):
         parts = [groups[first:first + size] for first in range(0, len(groups), size)]
         answers: list[Scores] = await asyncio.gather(
             *(job.submit("reference", ReferenceRequest(part), "reference log-probs") for part in parts))
-        return [_with(group, "reference_logprobs", column.values, answer.writer)
+        return [group.with_field("reference_logprobs", column.values, answer.writer)
                 for part, answer in zip(parts, answers, strict=True)
                 for group, column in zip(part, answer.columns, strict=True)]
 

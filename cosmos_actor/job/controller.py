@@ -94,6 +94,7 @@ class ControllerProcess:
         runtime = ActorRuntime(bus, build_controller, self._settings, self._settings.run.seed,
                                worker=ThreadWorker("controller"), clock=self._clock)
         head = await runtime.start(head_address, listen)
+        runtime.begin()
         self._driver.start(job.watch(runtime))
         return job, runtime, head
 

@@ -18,7 +18,7 @@ from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.runtime import ActorRuntime
 from cosmos_actor.actors.worker import InlineWorker
 from cosmos_actor.bus import Bus, Identity, MemoryNetwork, new_incarnation
-from cosmos_actor.job.assembly import inproc_bus, weight_source
+from cosmos_actor.job.assembly import PATIENT_S, inproc_bus, weight_source
 from cosmos_actor.job.controller import build_controller, make_job, run_recipe
 from cosmos_actor.job.job import Job
 from cosmos_actor.job.launch import Observer, Outcome
@@ -48,7 +48,7 @@ class InprocCluster:
     """Head, controller and every role of a run on one loop."""
 
     def __init__(self, settings: RunSettings, directory: RunDirectory, driver: InlineDriver) -> None:
-        self._settings, self._directory, self._driver = settings, directory, driver
+        self._settings, self._directory, self._driver = patient(settings), directory, driver
         self._network = MemoryNetwork()
         self._clock = SystemClock()
         self._runtimes: list[ActorRuntime] = []
@@ -67,6 +67,8 @@ class InprocCluster:
         runtime = self._runtime(bus, build_controller)
         await runtime.start(address, f"memory://{CONTROLLER}-0")
         self._driver.start(job.watch(runtime))
+        for runtime in self._runtimes:  # only now: a model that is being built holds up every connection
+            runtime.begin()
         return job
 
     async def close(self) -> None:
@@ -87,3 +89,10 @@ class InprocCluster:
 
     def _identity(self, role: str, actor: str) -> Identity:
         return Identity(self._directory.run_id, role, actor, new_incarnation())
+
+
+def patient(settings: RunSettings) -> RunSettings:
+    """The settings without deadlines on answers: whoever sits in a debugger decides how long a step takes."""
+    run = settings.run.model_copy(update={"deadline_s": PATIENT_S})
+    weights = settings.weights.model_copy(update={"deadline_s": PATIENT_S})
+    return settings.model_copy(update={"run": run, "weights": weights})

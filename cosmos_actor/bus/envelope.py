@@ -1,10 +1,13 @@
 """The bytes on the wire. Pure.
 
-    frame 0   check    4 bytes, little endian: crc32 over everything after it, then over the other frames
+    frame 0   check    4 bytes, little endian: crc32 over everything up to the arrays
               length   4 bytes, little endian: of the msgpack
+              sum      8 bytes, little endian: the arrays' 64-bit words added up, modulo 2 ** 64
               msgpack  [protocol, kind, payload, sizes]
-              arrays   each at a multiple of 16 bytes, in the order of ``sizes``
+              arrays   each at a multiple of 16 bytes, in the order of ``sizes``, zeros between them
     frame 1.. arrays too large to be copied into frame 0; ``sizes`` has -1 in their places
+
+A sum notices any one flipped bit as crc32 does, at a tenth of its price; on a network CURVE authenticates each frame.
 
 The payload of DATA is a list of items ``[op, channel, number, arrays, body]``: a batch shares one check and one send.
 Check, length, ``[protocol, kind, payload, ..]`` and REFUSED never change, so that another protocol is refused politely.
@@ -17,6 +20,7 @@ from typing import Any, List, Sequence, Tuple
 from zlib import crc32
 
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 
 from .errors import CorruptFrame
 from .schema import unpack
@@ -47,8 +51,13 @@ ALIGNMENT_BYTES = 16
 OWN_FRAME_BYTES = 128 * 1024
 """A larger array travels as a frame of its own: copying it would cost more than the frame does."""
 
-_HEAD_BYTES = 8
+_HEAD_BYTES = 16
+_BLANK_HEAD = bytes(_HEAD_BYTES)
+_HEAD = Struct("<IIQ")
+_CHECK = Struct("<I")
 _PADS = [bytes(count) for count in range(ALIGNMENT_BYTES)]
+_WORD = np.dtype("<u8")
+_SUM_MASK = (1 << 64) - 1
 _DATA_HEAD = bytes([0x94, PROTOCOL, DATA, 0xDD])
 _NO_SIZES = b"\x90"
 _ITEM = Struct(">BBBBQBH")
@@ -79,38 +88,55 @@ def seal_control(kind: int, payload: Any) -> List[Any]:
 
 def _seal(body: List[bytes], buffers: Sequence[Any]) -> List[Any]:
     length = sum(map(len, body))
-    parts = [b"\0\0\0\0", length.to_bytes(4, "little"), *body]
-    position = _HEAD_BYTES + length
+    start = _HEAD_BYTES + length
+    parts: List[Any] = [_BLANK_HEAD, *body]
     apart = []
+    if buffers:
+        parts.append(_PADS[-start % ALIGNMENT_BYTES])
+        start += -start % ALIGNMENT_BYTES
     for buffer in buffers:
-        if len(buffer) > OWN_FRAME_BYTES:
+        size = len(buffer)
+        if size > OWN_FRAME_BYTES:
             apart.append(buffer)
-            continue
-        pad = -position % ALIGNMENT_BYTES
-        parts.append(_PADS[pad])
-        parts.append(buffer)
-        position += pad + len(buffer)
+        else:
+            parts.append(buffer)
+            parts.append(_PADS[-size % ALIGNMENT_BYTES])
     frame = bytearray().join(parts)
-    check = crc32(memoryview(frame)[4:])
-    for buffer in apart:
-        check = crc32(buffer, check)
-    frame[:4] = check.to_bytes(4, "little")
+    held = memoryview(frame)
+    _HEAD.pack_into(frame, 0, 0, length, _sum(held[start:], apart) if buffers else 0)
+    _CHECK.pack_into(frame, 0, crc32(held[4:start]))
     return [frame, *apart]
+
+
+def _sum(arrays: Any, apart: Sequence[Any]) -> int:
+    total = _words(arrays)
+    for buffer in apart:
+        total += _words(buffer)
+    return total & _SUM_MASK
+
+
+def _words(data: Any) -> int:
+    count, rest = divmod(len(data), _WORD.itemsize)
+    total = int(np.add.reduce(np.frombuffer(data, _WORD, count))) if count else 0
+    return total + int.from_bytes(data[-rest:], "little") if rest else total
 
 
 def unseal(frames: Sequence[Any]) -> Tuple[int, int, Any, List[Any]]:
     """(protocol, kind, payload, arrays' bytes) of received frames. Raises CorruptFrame for bytes nobody sealed."""
     frame = memoryview(frames[0]) if frames else memoryview(b"")
-    if len(frame) <= _HEAD_BYTES:
+    if len(frame) < _HEAD_BYTES:
         raise CorruptFrame("a message without a head")
-    check = crc32(frame[4:])
-    for other in frames[1:]:
-        check = crc32(other, check)
-    if check != int.from_bytes(frame[:4], "little"):
+    check, length, total = _HEAD.unpack_from(frame)
+    ends = _HEAD_BYTES + length
+    start = min(ends + -ends % ALIGNMENT_BYTES, len(frame))
+    if check != crc32(frame[4:start]):
         raise CorruptFrame("the check sum of a message is wrong")
-    ends = _HEAD_BYTES + int.from_bytes(frame[4:_HEAD_BYTES], "little")
+    if len(frame) == ends and len(frames) == 1:
+        return (*_parse(frame[_HEAD_BYTES:])[:3], [])
+    if total != _sum(frame[start:], frames[1:]):
+        raise CorruptFrame("the check sum of a message's arrays is wrong")
     protocol, kind, payload, sizes = _parse(frame[_HEAD_BYTES:ends])
-    return protocol, kind, payload, _arrays(sizes, frame, ends, frames[1:]) if sizes else []
+    return protocol, kind, payload, _arrays(sizes, frame, start, frames[1:])
 
 
 def _arrays(sizes: Any, frame: Any, position: int, apart: Sequence[Any]) -> List[Any]:
@@ -121,9 +147,8 @@ def _arrays(sizes: Any, frame: Any, position: int, apart: Sequence[Any]) -> List
                 arrays.append(apart[taken])
                 taken += 1
                 continue
-            position += -position % ALIGNMENT_BYTES
             arrays.append(frame[position:position + size])
-            position += size
+            position += size + -size % ALIGNMENT_BYTES
     except (TypeError, IndexError) as error:
         raise CorruptFrame(f"arrays are missing: {error}") from None
     if position != len(frame) or taken != len(apart):

@@ -106,7 +106,8 @@ class Incoming:
         except BusError as error:
             self._finish(channel, number, extra, self._failure(error))
             return
-        self._link.borrow(references)
+        if references:
+            self._link.borrow(references)
         table = self._table.events if channel == EVENT else self._table.requests
         job = Job(table.get(name), channel, number, extra, message, references, (body, frames))
         self._dispatch("event" if channel == EVENT and name not in self._table.apart else name, job)
@@ -187,6 +188,10 @@ class Incoming:
         if channel == STATE:
             self._out.state_done(extra, number)
             return
+        if extra is None or channel != CALL:
+            if self.inboxes[channel].finish(number, answer):
+                self._answer(channel, number, answer)
+            return
         for also in self._keyed_numbers(channel, number, extra, answer):
             self._finish_one(channel, also, answer, first=also == number)
 
@@ -223,7 +228,7 @@ class Incoming:
         return True
 
     def _keyed_numbers(self, channel: int, number: int, extra: Any, answer: Answer) -> List[int]:
-        entry = self._keyed.get(extra) if channel == CALL and extra is not None else None
+        entry = self._keyed.get(extra)
         if entry is None or number not in entry[0]:
             return [number]
         numbers, entry[0], entry[1] = entry[0], [], answer

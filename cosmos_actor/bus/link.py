@@ -73,7 +73,10 @@ class Link:
         `deadline_s` is 0), PeerLost, LinkClosed.
         """
         deadline_s = self._limits.default_deadline_s if deadline_s is None else deadline_s
-        return await self.out.send(WORK, await self.pack(message, None, deadline_s), deadline_s)
+        encoded = to_plain(message)
+        if self._bus.bulk is None:
+            return await self.out.send(WORK, self.out.pack(message, None, encoded), deadline_s)
+        return await self.out.send(WORK, await self.pack(message, None, deadline_s, encoded), deadline_s)
 
     async def call(self, message: Any, *, deadline_s: float, key: Optional[str] = None) -> Any:
         """The handler's answer. A repeated `key` gets the first answer without another run of the handler."""

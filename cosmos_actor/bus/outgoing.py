@@ -39,11 +39,14 @@ FLOOR_STEP = 8
 """The peer keeps at most this many results too long; told of each, it had more work with floors than with calls."""
 
 
+_NO_BUFFERS: Sequence[Any] = ()
+
+
 class Packed(NamedTuple):
     """A message ready for the wire, but for its number."""
 
     body: bytes
-    buffers: List[Any]
+    buffers: Sequence[Any]
     nbytes: int
     lent: Sequence[Any] = ()
     """References in it that the peer holds from now on."""
@@ -75,6 +78,7 @@ class Outgoing:
         self._waiting: Tuple[Deque[Any], ...] = (deque(), deque(), deque())
         self._acks = (Ranges(), Ranges(), Ranges())
         self._floors_said = [1, 1, 1]
+        self._settled = 0
         self._items: List[bytes] = []
         self._buffers: List[Any] = []
         self._batch_bytes = 0
@@ -93,9 +97,10 @@ class Outgoing:
         except (OverflowError, ValueError, TypeError) as error:
             raise SchemaMismatch(f"schema {name}: a value can not travel: {error}") from None
         nbytes = len(body)
-        buffers = [array_bytes(array) for array in encoding.arrays]
-        for buffer in buffers:
-            nbytes += len(buffer)
+        buffers = _NO_BUFFERS
+        if encoding.arrays:
+            buffers = [array_bytes(array) for array in encoding.arrays]
+            nbytes += sum(map(len, buffers))
         if nbytes > self.max_bytes:
             raise MessageTooLarge(
                 f"message {name} has {nbytes} bytes, the link takes {self.max_bytes}; send arrays over the bulk plane",
@@ -111,22 +116,20 @@ class Outgoing:
 
         `now`: it leaves at once instead of with the next batch.
         """
-        try:
-            if self._ended is not None:
-                raise self._ended
-            if self._waiting[channel] or not self.credits[channel].take(packed.nbytes):
+        if self._ended is not None or self._waiting[channel] or not self.credits[channel].take(packed.nbytes):
+            try:
                 await self._wait_for_credit(channel, packed.nbytes, deadline_s)
-        except BaseException:
-            self.on_not_accepted(packed)
-            raise
-        receipt = Receipt(self.peer, channel, packed.nbytes, self._clock)
-        number = receipt.number = self.outboxes[channel].add(receipt)
-        receipt.data = item_head(MESSAGE, channel, number, len(packed.buffers)) + packed.body
-        receipt.buffers = packed.buffers
+            except BaseException:
+                self.on_not_accepted(packed)
+                raise
+        receipt = Receipt(self.peer, channel, packed, self._clock.now)
+        outbox = self.outboxes[channel]
+        number = receipt.number = outbox.add(receipt)
+        data = receipt.data = item_head(MESSAGE, channel, number, len(packed.buffers)) + packed.body
         if now:
-            self._append(receipt.data, receipt.buffers)
+            self._append(data, packed.buffers)
             self.flush()
-        elif self.push(receipt.data, receipt.buffers):
+        elif self.push(data, packed.buffers):
             await asyncio.sleep(0)  # a sender in a tight loop must not starve the readers
         return receipt
 
@@ -136,11 +139,14 @@ class Outgoing:
             return
         receipt.settle(value)
         channel = receipt.channel
+        self._settled += 1
         self.credits[channel].give_back(receipt.nbytes)
         if self._waiting[channel]:
             self._hand_on_credit(channel)
 
     async def _wait_for_credit(self, channel: int, nbytes: int, deadline_s: float) -> None:
+        if self._ended is not None:
+            raise _copy(self._ended)
         if deadline_s <= 0:
             raise WouldBlock("no credit now", peer=self.peer, channel=CHANNELS[channel])
         future: Any = self._loop.create_future()
@@ -217,7 +223,7 @@ class Outgoing:
         """A heartbeat; it also says what we sent and what we know, so that a loss shows at the last message too."""
         if self.wire is None:
             return
-        self._add_floors(1)
+        self._add_floors()
         self.push(item(PULSE, WORK, progress, [busy_s, label, [box.next_number for box in self.outboxes]]))
         self.flush()
 
@@ -239,9 +245,8 @@ class Outgoing:
         self._items.append(data)
         self._batch_bytes += len(data)
         if buffers:
-            self._buffers.extend(buffers)
-            for buffer in buffers:
-                self._batch_bytes += len(buffer)
+            self._buffers += buffers
+            self._batch_bytes += sum(map(len, buffers))
 
     def flush_soon(self) -> None:
         if self._flush_soon is None:
@@ -258,7 +263,8 @@ class Outgoing:
             self._add_acks()
         if not self._items:
             return
-        self._add_floors(FLOOR_STEP)
+        if self._settled >= FLOOR_STEP:
+            self._add_floors()
         items, buffers, nbytes = self._items, self._buffers, self._batch_bytes
         self._items, self._buffers, self._batch_bytes = [], [], 0
         if self.wire.send(seal_items(items, buffers)):
@@ -276,10 +282,11 @@ class Outgoing:
                 for first, last in ranges.take():
                     self._items.append(item(ACK, channel, first, last))
 
-    def _add_floors(self, step: int) -> None:
+    def _add_floors(self) -> None:
+        self._settled = 0
         for channel in (WORK, CALL, EVENT):
             floor = self.outboxes[channel].floor
-            if floor >= self._floors_said[channel] + step:
+            if floor != self._floors_said[channel]:
                 self._floors_said[channel] = floor
                 self._items.append(item(FLOOR, channel, floor))
 

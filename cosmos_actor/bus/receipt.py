@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Sequence
 
 from .envelope import CHANNELS
 from .errors import BusError, DeadlineExceeded
@@ -33,18 +33,18 @@ class Receipt:
     """
 
     __slots__ = (
-        "peer", "channel", "number", "data", "buffers", "nbytes", "since", "_clock", "_done", "_value", "_waiters",
+        "peer", "channel", "number", "data", "buffers", "nbytes", "since", "_now", "_done", "_value", "_waiters",
     )
 
-    def __init__(self, peer: str, channel: int, nbytes: int, clock: Any) -> None:
+    def __init__(self, peer: str, channel: int, packed: Any, now: Callable[[], float]) -> None:
         self.peer = peer
         self.channel = channel
-        self.nbytes = nbytes
+        self.nbytes: int = packed.nbytes
         self.number = 0
         self.data = b""
-        self.buffers: List[Any] = []
-        self.since = clock.now()
-        self._clock = clock
+        self.buffers: Sequence[Any] = packed.buffers
+        self.since = now()
+        self._now = now
         self._done = False
         self._value: Any = None
         self._waiters: Optional[List[Any]] = None
@@ -64,15 +64,17 @@ class Receipt:
         DeadlineExceeded; after the last the message is still under way and may be waited for again.
         """
         if not self._done:
-            waiter = asyncio.get_running_loop().create_future()
-            if self._waiters is None:
-                self._waiters = []
-            self._waiters.append(waiter)
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            timer = loop.call_later(deadline_s, self._expire, waiter, deadline_s)
+            waiters = self._waiters = self._waiters or []
+            waiters.append(waiter)
             try:
-                await until(waiter, deadline_s, lambda: self._expired(deadline_s))
+                await waiter
             finally:
+                timer.cancel()
                 if not self._done:
-                    self._waiters.remove(waiter)
+                    waiters.remove(waiter)
         if isinstance(self._value, BusError):
             raise self._value
         return self._value
@@ -84,7 +86,7 @@ class Receipt:
         self._done = True
         self._value = value
         self.data = b""
-        self.buffers = []
+        self.buffers = ()
         if self._waiters is not None:
             for waiter in self._waiters:
                 if not waiter.done():
@@ -93,6 +95,7 @@ class Receipt:
     def facts(self) -> Any:
         return {"peer": self.peer, "channel": CHANNELS[self.channel], "message_id": self.message_id}
 
-    def _expired(self, deadline_s: float) -> BusError:
-        age = self._clock.now() - self.since
-        return DeadlineExceeded(f"not done after {deadline_s:g} s, sent {age:.1f} s ago", **self.facts())
+    def _expire(self, waiter: Any, deadline_s: float) -> None:
+        if not waiter.done():
+            text = f"not done after {deadline_s:g} s, sent {self._now() - self.since:.1f} s ago"
+            waiter.set_exception(DeadlineExceeded(text, **self.facts()))

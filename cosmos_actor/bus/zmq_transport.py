@@ -30,6 +30,11 @@ _DIAL_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _EAGAIN = 11
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+_RCVMORE = int(zmq.RCVMORE)
 
 
 class Readable:
@@ -51,14 +56,14 @@ class Readable:
     def drain(self) -> None:
         self._again = None
         for _ in range(self._budget):
-            if self.socket.closed or not self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if self.socket.closed or not self.socket.getsockopt(_EVENTS) & _POLLIN:
                 return
             self._receive()
         self._soon()
 
     def after_send(self) -> None:
         """A send may have taken the descriptor's edge with it."""
-        if self._again is None and self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if self._again is None and self.socket.getsockopt(_EVENTS) & _POLLIN:
             self._soon()
 
     def _soon(self) -> None:
@@ -72,11 +77,10 @@ class Readable:
 
 
 def _send(socket: Any, frames: List[Any]) -> bool:
-    last = len(frames) - 1
     try:
-        for index, frame in enumerate(frames):
-            flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
-            socket.send(frame, flags, copy=len(frame) < BIG_FRAME_BYTES)
+        for frame in frames[:-1]:
+            socket.send(frame, _MORE, len(frame) < BIG_FRAME_BYTES)
+        socket.send(frames[-1], _LAST, len(frames[-1]) < BIG_FRAME_BYTES)
     except zmq.ZMQError:
         # EAGAIN: the connection is gone. EHOSTUNREACH: the peer is. Neither takes anything.
         return False
@@ -109,9 +113,9 @@ class DialledWire:
         return sent
 
     def _receive(self) -> None:
-        frames = [self._socket.recv(zmq.NOBLOCK)]
-        while self._socket.getsockopt(zmq.RCVMORE):
-            frames.append(self._socket.recv(zmq.NOBLOCK))
+        frames = [self._socket.recv(_LAST)]
+        while self._socket.getsockopt(_RCVMORE):
+            frames.append(self._socket.recv(_LAST))
         self._owner.wire_frames(self, frames)
 
     def _watch(self) -> None:
@@ -130,7 +134,7 @@ class DialledWire:
             self._down("nobody listens there", False)
 
     def _down(self, reason: str, refused: bool) -> None:
-        while not self._socket.closed and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while not self._socket.closed and self._socket.getsockopt(_EVENTS) & _POLLIN:
             self._receive()  # what came before the end is still good
         if not self._socket.closed:
             self.close()
@@ -223,15 +227,15 @@ class ZmqTransport:
             self._owner.wire_down(wire, "connection lost", False)
 
     def _accept(self) -> None:
-        routing = self._router.recv(zmq.NOBLOCK)
+        routing = self._router.recv(_LAST)
         wire = self.accepted.get(routing)
         if wire is None:
             wire, first = self._new_wire(routing)
         else:
-            first = self._router.recv(zmq.NOBLOCK)
+            first = self._router.recv(_LAST)
         frames = [first]
-        while self._router.getsockopt(zmq.RCVMORE):
-            frames.append(self._router.recv(zmq.NOBLOCK))
+        while self._router.getsockopt(_RCVMORE):
+            frames.append(self._router.recv(_LAST))
         if self._owner is not None:
             self._owner.wire_frames(wire, frames)
 

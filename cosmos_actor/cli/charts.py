@@ -137,6 +137,7 @@ def _ticks_of_y(points: Sequence[Point], y_range: tuple[float | None, float | No
     values = [value for _, value in points]
     low = min(values) if y_range[0] is None else min(y_range[0], *values)
     high = max(values) if y_range[1] is None else max(y_range[1], *values)
+    high = low + 1.0 if high == low == y_range[0] else high
     return nice_ticks(low, high, 4, whole=whole)
 
 

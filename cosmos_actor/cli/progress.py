@@ -60,6 +60,7 @@ class Progress:
         self._live_wanted = self._console.is_terminal if live is None else live
         self._follower = Follower(run_directory)
         self._title, self._last_step = title, last_step
+        self._printed: set[tuple[object, ...]] = set()
         self._over = threading.Event()
         self._live: Live | None = None
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -96,7 +97,14 @@ class Progress:
         if self._live is not None:
             self._live.update(self._panel())
         else:
-            for record in steps:
+            self._print_new(steps)
+
+    def _print_new(self, records: list[Record]) -> None:
+        """A file that was cut back is read from its start again: what was printed before is not printed twice."""
+        for record in records:
+            key = (record.get("step"), record.get("phase"), record.get("time"))
+            if key not in self._printed:
+                self._printed.add(key)
                 self._print(Text(plain_line(record, self.view, self._last_step)))
 
     def _print(self, text: Text) -> None:
@@ -114,7 +122,8 @@ def plain_line(record: Record, view: RunView, last_step: int) -> str:
         return f"step {record.get('step')}/{last_step} evaluation: accuracy {accuracy:.3f} on held-out problems"
     facts = [
         f"step {record.get('step')}/{last_step} {record.get('phase', '')}",
-        *(f"{label} {compact(number(record, name))}" for label, name in LINE if number(record, name) is not None),
+        *(f"{label} {compact(number(record, name), digits)}" for label, name, digits in FIGURES
+          if number(record, name) is not None),
         f"weights {record['version']}" if record.get("version") is not None else "",
         f"actors {view.alive}" if view.actors else "",
         f"restarts {view.restarts}" if view.restarts else "",
@@ -123,10 +132,11 @@ def plain_line(record: Record, view: RunView, last_step: int) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-LINE = (
-    ("reward", "reward/mean"), ("loss", "loss/total"), ("KL", "loss/kl"), ("entropy", "entropy/mean"),
-    ("accuracy", "eval/accuracy"), ("tokens/s", "tokens/s"), ("staleness", "staleness/max"),
+FIGURES = (
+    ("reward", "reward/mean", 3), ("loss", "loss/total", 3), ("KL", "kl/reference", 4), ("entropy", "entropy", 3),
+    ("tokens/s", "tokens/s", 0), ("staleness", "staleness/max", 0),
 )
+"""(word, metric, decimals) of what a step says about itself."""
 
 
 def panel(view: RunView, title: str, last_step: int) -> RenderableType:
@@ -143,18 +153,15 @@ def panel(view: RunView, title: str, last_step: int) -> RenderableType:
     return Group(bar, _figures(view), _actors(view))
 
 
-def _figures(view: RunView) -> Table:
-    last = view.last
-    cells = [("reward", compact(number(last, "reward/mean")), sparkline(view.series("reward/mean"))),
-             ("loss", compact(number(last, "loss/total")), ""), ("entropy", compact(number(last, "entropy/mean")), ""),
-             ("tokens/s", compact(number(last, "tokens/s"), 0), ""),
-             ("staleness", compact(number(last, "staleness/max"), 0), ""),
-             ("weights", str(last.get("version", "–")), ""),
-             ("accuracy", compact(view.evaluations[-1][1]) if view.evaluations else "–", "")]
-    table = Table.grid(padding=(0, 2))
-    table.add_row(*(Text.assemble((f"{label} ", "dim"), (value, "bold cyan"), (f" {curve}" if curve else "", "green"))
-                    for label, value, curve in cells))
-    return table
+def _figures(view: RunView) -> Text:
+    """The course of the reward, and the newest step's numbers; wraps where the terminal is narrow."""
+    cells = [(label, compact(number(view.last, name), digits)) for label, name, digits in FIGURES]
+    cells += [("weights", str(view.last.get("version", "–")))]
+    cells += [("accuracy", compact(view.evaluations[-1][1]))] if view.evaluations else []
+    line = Text(sparkline(view.series("reward/mean")), style="green")
+    for label, value in cells:
+        line.append(f"  {label} ", style="not green dim").append(value, style="not green not dim bold cyan")
+    return line
 
 
 def _actors(view: RunView) -> Text:

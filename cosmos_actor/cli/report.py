@@ -144,14 +144,14 @@ CHARTS = (
     Chart("Loss of the policy", "loss per token", (("loss/total", "total"), ("loss/policy", "policy term"))),
     Chart("Loss of the SFT phase", "cross-entropy, nats per token", (("loss/total", "loss"),), phase="sft",
           y_range=(0.0, None)),
-    Chart("KL to the reference", "nats per token", (("loss/kl", "KL"),), y_range=(0.0, None)),
-    Chart("Entropy", "nats per token", (("entropy/mean", "entropy"),), y_range=(0.0, None)),
+    Chart("KL to the reference", "nats per token", (("kl/reference", "KL"),), y_range=(0.0, None)),
+    Chart("Entropy", "nats per token", (("entropy", "entropy"),), y_range=(0.0, None)),
     Chart("Staleness", "weight versions", (("staleness/max", "max"),), y_range=(0.0, 1.0), counts=True),
     Chart("Throughput", "tokens per second", (("tokens/s", "tokens/s"),), y_range=(0.0, None)),
     Chart("Time of a step", "seconds", (("time/step", "whole step"), ("wait/rollout", "rollout waits"),
                                         ("wait/policy", "policy waits")), phase="", y_range=(0.0, None)),
-    Chart("Length of an answer", "tokens", (("length/mean", "mean"),), y_range=(0.0, None)),
-    Chart("Gradient norm", "before clipping", (("grad/norm", "norm"),), phase="", y_range=(0.0, None)),
+    Chart("Sampled tokens", "tokens per step", (("tokens", "tokens"),), y_range=(0.0, None)),
+    Chart("Gradient norm", "before clipping", (("grad_norm", "norm"),), phase="", y_range=(0.0, None)),
     Chart("Clipped tokens", "share of tokens", (("clip/fraction", "share"),), y_range=(0.0, None)),
 )
 
@@ -208,7 +208,8 @@ def _waiting(view: RunView) -> str:
     for name in names:
         seconds = sum(value for _, value in view.series(name))
         kind, _, what = name.partition("/")
-        rows.append((f"{what} {'waited' if kind == 'wait' else 'worked'}", duration(seconds), _bar(seconds / total)))
+        label = f"{what} had nothing to do" if kind == "wait" else what.replace("_", " ")
+        rows.append((label, duration(seconds), _bar(seconds / total)))
     return ("<p>Seconds summed over all steps, and their share of the steps' wall time. What several actors do side "
             f"by side is summed over them.</p>{_table(('', 'time', 'share of wall time'), rows)}")
 

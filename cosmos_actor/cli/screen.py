@@ -21,5 +21,5 @@ def table(*columns: str) -> Table:
     from rich.table import Table
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column == columns[0])
     return made

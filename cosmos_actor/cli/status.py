@@ -30,25 +30,34 @@ def _print(state: dict[str, Any]) -> None:
     word = f"running, supervisor {state['supervisor_pid']}" if state["running"] else "not running"
     console.print(plain(f"{state['run_dir']}  {word}"), style="bold", soft_wrap=True)
     console.print(plain(progress_line(state)), soft_wrap=True)
-    actors = table("actor", "state", "pid", "restarts", "weights", "last reason", "interpreter")
+    actors = table("actor", "state", "pid", "restarts", "weights", "last reason")
     for actor in state["actors"]:
         doing = f" ({actor['doing']})" if actor["doing"] else ""
         actors.add_row(*map(plain, (
             actor["actor"], actor["state"] + doing, actor["pid"] if actor["alive"] else "–", actor["restarts"],
-            actor["weights_held"] or "–", actor["last_reason"] or "–", actor["interpreter"])))
+            actor["weights_held"] or "–", actor["last_reason"] or "–")))
     if state["actors"]:
         console.print(actors)
+    for interpreter, names in interpreters(state["actors"]).items():
+        console.print(plain(f"{interpreter} runs {', '.join(names)}"), soft_wrap=True)
     console.print(plain(ledger_line(state["ledger"])), soft_wrap=True)
 
 
-SHOWN = (("reward", "reward/mean"), ("loss", "loss/total"), ("tokens/s", "tokens/s"), ("staleness", "staleness/max"))
+def interpreters(actors: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Interpreter -> the actors it runs."""
+    found: dict[str, list[str]] = {}
+    for actor in actors:
+        found.setdefault(actor["interpreter"] or "an unknown interpreter", []).append(actor["actor"])
+    return found
 
 
 def progress_line(state: dict[str, Any]) -> str:
+    from cosmos_actor.cli.progress import FIGURES
     from cosmos_actor.cli.run_view import compact, number
     metrics = state["metrics"]
     facts = [f"step {state['step']}/{state['last_step'] or '?'} {state['phase'] or ''}".rstrip()]
-    facts += [f"{label} {compact(number(metrics, name))}" for label, name in SHOWN if number(metrics, name) is not None]
+    facts += [f"{label} {compact(number(metrics, name), digits)}" for label, name, digits in FIGURES
+              if number(metrics, name) is not None]
     facts += [f"weights {state['version']}"] if state["version"] is not None else []
     return " · ".join(facts)
 

@@ -114,8 +114,8 @@ def _run(settings: RunSettings, directory: RunDirectory, *, inproc: bool, listen
 def _launch(settings: RunSettings, directory: RunDirectory, progress: Progress, *, inproc: bool,
             listen: str | None) -> tuple[int, str]:
     from cosmos_actor.bus.errors import BusError
-    from cosmos_actor.job.launch import launch
     try:
+        from cosmos_actor.job.launch import launch
         outcome = launch(settings, directory=directory, inproc=inproc, listen=listen, observer=progress)
         return outcome.exit_code, outcome.reason
     except (UserError, BusError) as error:

@@ -24,20 +24,20 @@ def metrics_lines(sft: int = 20, grpo: int = 100) -> list[dict[str, object]]:
     for step in range(1, sft + grpo + 1):
         wall = 1.4 + 0.2 * noise.random()
         time += wall
-        line: dict[str, object] = {"step": step, "time": round(time, 3), "time/step": round(wall, 3), "lr": 5e-4}
+        line: dict[str, object] = {"step": step, "time": round(time, 3), "time/step": round(wall, 3)}
         if step <= sft:
             loss = 2.8 * math.exp(-step / 12) + 0.05 * noise.random()
-            line.update({"phase": "sft", "loss/total": loss, "grad/norm": 1.0})
+            line.update({"phase": "sft", "loss/total": loss, "grad_norm": 1.0})
         else:
             share = (step - sft) / grpo
             reward = 0.28 + 0.67 * (1 - math.exp(-3.5 * share)) + 0.03 * noise.standard_normal()
             line.update({
                 "phase": "grpo", "reward/mean": min(1.0, reward), "reward/std": 0.4 * (1 - share),
                 "loss/total": 0.02 * noise.standard_normal(), "loss/policy": 0.02 * noise.standard_normal(),
-                "loss/kl": 0.02 * share + 0.003 * noise.random(), "entropy/mean": 1.4 * math.exp(-2 * share) + 0.1,
-                "clip/fraction": 0.02 + 0.02 * noise.random(), "grad/norm": 0.6 + 0.2 * noise.random(), "tokens": 1536,
+                "kl/reference": 0.02 * share + 0.003 * noise.random(), "entropy": 1.4 * math.exp(-2 * share) + 0.1,
+                "clip/fraction": 0.02 + 0.02 * noise.random(), "grad_norm": 0.6 + 0.2 * noise.random(), "tokens": 1536,
                 "tokens/s": 1000 + 90 * noise.standard_normal(), "staleness/max": int(noise.integers(0, 2)),
-                "version": step, "length/mean": 2.6 + 0.1 * noise.standard_normal(), "wait/rollout": 0.5 * wall,
+                "version": step, "wait/rollout": 0.5 * wall,
                 "wait/policy": 0.45 * wall, "time/generate": 0.5 * wall, "time/update": 0.4 * wall})
         lines.append(line)
         if step > sft and (step - sft) % 25 == 0:

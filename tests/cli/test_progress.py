@@ -61,8 +61,22 @@ def test_a_step_in_one_line() -> None:
               "staleness/max": 1, "time/step": 2.0}
     view.add_metrics([record])
     assert plain_line(record, view, 10) == (
-        "step 7/10 grpo · reward 0.500 · loss 0.010 · tokens/s 1234 · staleness 1.000 · weights 7 · actors 7 · "
+        "step 7/10 grpo · reward 0.500 · loss 0.010 · tokens/s 1234 · staleness 1 · weights 7 · actors 7 · "
         "restarts 1 · left 0:06")
+
+
+def test_steps_of_before_a_rewind_are_not_printed_again(tmp_path: Path) -> None:
+    metrics, stream = tmp_path / "metrics.jsonl", io.StringIO()
+    progress = Progress(tmp_path, title="x", last_step=120, stream=stream)
+    write(metrics, metrics_lines()[:6])
+    progress._look()
+    whole = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(whole[:3]))
+    progress._look()
+    append_line(metrics, {**metrics_lines()[3], "time": 99.0})
+    progress._look()
+    printed = [line.split()[1] for line in stream.getvalue().splitlines()]
+    assert printed == [f"{step}/120" for step in (1, 2, 3, 4, 5, 6, 4)]
 
 
 def test_the_live_panel_shows_the_newest_step_the_actors_and_the_time_left() -> None:

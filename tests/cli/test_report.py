@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_actor.cli.report import ReportInput, report_page, write_report
+import cosmos_actor
+from cosmos_actor.cli.progress import FIGURES
+from cosmos_actor.cli.report import CHARTS, ReportInput, report_page, write_report
 from cosmos_actor.cli.run_view import RunView
 from tests.cli.sample_run import make_run
 
@@ -44,8 +46,8 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
     path = write_report(make_run(tmp_path / "run"), outcome="all 120 steps are done", ok=True)
     page = path.read_text(encoding="utf-8")
     check(page)
-    for words in ("all 120 steps are done", ">finished<", "0.35 → 0.91", "0.55 → 0.97", "Loss of the SFT phase",
-                  "KL to the ref", "Entropy", "Staleness", "Throughput", "Time of a step", "rollout waited",
+    for words in ("all 120 steps are done", ">finished<", "mean reward, start → end", "0.55 → 0.97", "Loss of the SFT phase",
+                  "KL to the ref", "Entropy", "Staleness", "Throughput", "Time of a step", "rollout had nothing to do",
                   "killed by SIGKILL", "Every trajectory that was dispatched is accounted for", "dropped: stale",
                   "config.resolved.toml", "learning_rate", "prefers-color-scheme"):
         assert words in page, words
@@ -76,6 +78,14 @@ def test_what_others_wrote_can_not_become_markup() -> None:
         name=evil, view=view, outcome=evil, ok=False, settings={"run.name": evil}, digest="d",
         balance={"dispatched": 1, "trained": 0, "dropped": {evil: 1}, "buffered": 0, "in_flight": 0, "balanced": True}))
     check(page)
+
+
+def test_every_metric_that_is_shown_is_one_that_is_written() -> None:
+    """A renamed metric would take its curve away without a word."""
+    root = Path(cosmos_actor.__file__).parent
+    written = "".join(path.read_text() for part in ("job", "trainer") for path in (root / part).glob("*.py"))
+    shown = {name for chart in CHARTS for name, _ in chart.metrics} | {name for _, name, _ in FIGURES}
+    assert {name for name in shown if f'"{name}"' not in written} == set()
 
 
 @pytest.mark.parametrize("balanced", [True, False])

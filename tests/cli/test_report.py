@@ -46,7 +46,7 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
     path = write_report(make_run(tmp_path / "run"), outcome="all 120 steps are done", ok=True)
     page = path.read_text(encoding="utf-8")
     check(page)
-    for words in ("all 120 steps are done", ">finished<", "mean reward, start → end", "0.55 → 0.97", "Loss of the SFT phase",
+    for words in ("all 120 steps are done", ">finished<", "start → end", "0.55 → 0.97", "Loss of the SFT phase",
                   "KL to the ref", "Entropy", "Staleness", "Throughput", "Time of a step", "rollout had nothing to do",
                   "killed by SIGKILL", "Every trajectory that was dispatched is accounted for", "dropped: stale",
                   "config.resolved.toml", "learning_rate", "prefers-color-scheme"):

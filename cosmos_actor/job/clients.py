@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cosmos_actor.actors.handle import Handle, settled
 from cosmos_actor.actors.ledger import Key
 from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup, in_order
@@ -87,9 +85,7 @@ class Rollout(Client):
         asked = await settled(tasks)
         version = job.weights.published_step
         job.ledger.dispatched(keys_of(asked), step, version)
-        size = job.settings.rollout.chunk_prompts
-        chunks = [asked[first:first + size] for first in range(0, len(asked), size)]
-        generations = await asyncio.gather(*(self._chunk(chunk, step, version, greedy) for chunk in chunks))
+        generations = await asyncio.gather(*(self._chunk(part, step, version, greedy) for part in job.in_parts(asked)))
         return in_order(group for answer in generations for group in answer.groups)
 
     async def _chunk(self, tasks: list[GenerateTask], step: int, version: int, greedy: bool) -> Generation:
@@ -119,19 +115,26 @@ class Reward(Client):
         return self._job.handle(self._accuracy(experience), "rewards of an evaluation")
 
     async def _score(self, experience: Handle[Groups]) -> Groups:
-        got = await settled(experience)
-        size = self._job.settings.rollout.chunk_prompts
-        parts = [got[first:first + size] for first in range(0, len(got), size)]
-        answers: list[Scores] = await asyncio.gather(
-            *(self._job.submit("reward", ScoreRequest(part), "rewards") for part in parts))
-        return [group.with_field("rewards", column.values, answer.writer)
-                for part, answer in zip(parts, answers, strict=True)
-                for group, column in zip(part, answer.columns, strict=True)]
+        return [group for groups, _ in await self._scored(experience) for group in groups]
 
     async def _accuracy(self, experience: Handle[Groups]) -> float:
-        scored = await self._score(experience)
-        self._job.ledger.dropped(keys_of(scored), "evaluation")
-        return float(np.mean(np.concatenate([group.rewards for group in scored])))
+        scored = await self._scored(experience)
+        self._job.ledger.dropped([key for groups, _ in scored for key in keys_of(groups)], "evaluation")
+        total = sum(len(groups) for groups, _ in scored)
+        return sum(len(groups) * mean for groups, mean in scored) / total
+
+    async def _scored(self, experience: Handle[Groups]) -> list[tuple[Groups, float]]:
+        """(groups with rewards, their mean) of each part."""
+        parts = self._job.in_parts(await settled(experience))
+        answers: list[Scores] = await asyncio.gather(
+            *(self._job.submit("reward", ScoreRequest(part), "rewards") for part in parts))
+        return [(_with_column(part, "rewards", answer), answer.mean)
+                for part, answer in zip(parts, answers, strict=True)]
+
+
+def _with_column(groups: Groups, field: str, answer: Scores) -> Groups:
+    return [group.with_field(field, column.values, answer.writer)
+            for group, column in zip(groups, answer.columns, strict=True)]
 
 
 class ReplayBuffer(Client):
@@ -159,9 +162,7 @@ class ReplayBuffer(Client):
 
     async def _put(self, experience: Handle[Groups], step: int) -> int:
         got = await settled(experience)
-        size = self._job.settings.rollout.chunk_prompts
-        for first in range(0, len(got), size):
-            part = got[first:first + size]
+        for part in self._job.in_parts(got):
             await self._job.submit("replay_buffer", PutRequest(step, part), f"storing samples of step {step}")
             self._job.ledger.buffered(keys_of(part))
         return len(got)
@@ -184,13 +185,11 @@ class Reference(Client):
         job = self._job
         if job.settings.reference_count == 0:
             return groups
-        size = job.settings.rollout.chunk_prompts
-        parts = [groups[first:first + size] for first in range(0, len(groups), size)]
+        parts = job.in_parts(groups)
         answers: list[Scores] = await asyncio.gather(
             *(job.submit("reference", ReferenceRequest(part), "reference log-probs") for part in parts))
-        return [group.with_field("reference_logprobs", column.values, answer.writer)
-                for part, answer in zip(parts, answers, strict=True)
-                for group, column in zip(part, answer.columns, strict=True)]
+        return [group for part, answer in zip(parts, answers, strict=True)
+                for group in _with_column(part, "reference_logprobs", answer)]
 
 
 class Policy(Client):
@@ -223,6 +222,4 @@ class Policy(Client):
         answer: UpdateReply = await job.submit("policy", UpdateRequest(step, batch), f"policy update {step}")
         job.ledger.trained(keys_of(batch), step)
         job.journal.spent("update", answer.seconds)
-        rewards = np.concatenate([group.rewards for group in batch])
-        return {**answer.metrics, "reward/mean": float(rewards.mean()), "reward/std": float(rewards.std()),
-                "staleness/max": staleness, "version": step}
+        return {**answer.metrics, "staleness/max": staleness, "version": step}

@@ -10,7 +10,7 @@ enough to go on exactly as an uninterrupted run would.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from cosmos_actor.actors.context import ActorClock
 from cosmos_actor.actors.fleet import Fleet
@@ -23,6 +23,9 @@ from cosmos_actor.job.checkpoints import Checkpoints
 from cosmos_actor.job.clients import Data, Policy, Reference, ReplayBuffer, Reward, Rollout
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.weights import Weights
+
+
+Item = TypeVar("Item")
 
 
 class StopAsked(Exception):
@@ -154,6 +157,11 @@ class Job:
             return then(await self.submit(role, message, what))
 
         return self.handle(ask(), what)
+
+    def in_parts(self, items: list[Item]) -> list[list[Item]]:
+        """Fixed batches of `rollout.chunk_prompts`: what one message carries, and what is computed together."""
+        size = self.settings.rollout.chunk_prompts
+        return [items[first:first + size] for first in range(0, len(items), size)]
 
     async def submit(self, role: str, message: Any, what: str) -> Any:
         return await self.fleet.submit(role, message, deadline_s=self.settings.run.deadline_s, what=what)

@@ -5,8 +5,11 @@ Legend: P tokens of a prompt, T tokens of a demonstration, N tokens of all sampl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup
 from cosmos_actor.bus.schema import Json, array, schema
@@ -127,6 +130,14 @@ class Scores:
     columns: list[Column]
     writer: str
     seconds: float
+    mean: float
+    """Over all values: the controller never looks into an array."""
+
+
+def scores_of(columns: Sequence[np.ndarray], writer: str, seconds: float) -> Scores:
+    """The answer to a request whose groups have these values."""
+    mean = float(np.mean(np.concatenate(columns))) if columns else 0.0
+    return Scores([Column(values) for values in columns], writer, seconds, mean)
 
 
 @schema("reference_request", version=1)

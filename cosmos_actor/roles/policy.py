@@ -64,7 +64,9 @@ class PolicyRole(Role):
 
     @handles(UpdateRequest)
     def update(self, request: UpdateRequest) -> UpdateReply:
-        return self._once(request.step, lambda: self.trainer.grpo_step(request.groups))
+        rewards = np.concatenate([group.rewards for group in request.groups])
+        seen = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+        return self._once(request.step, lambda: {**self.trainer.grpo_step(request.groups), **seen})
 
     def _once(self, step: int, update: Callable[[], Mapping[str, float]]) -> UpdateReply:
         if self.answer is not None and step == self.step:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cosmos_actor.actors.role import Role, follows, handles
 from cosmos_actor.bus.errors import DeadlineExceeded
-from cosmos_actor.roles.messages import REFERENCE_TOPIC, Column, ReferenceRequest, Scores
+from cosmos_actor.roles.messages import REFERENCE_TOPIC, ReferenceRequest, Scores, scores_of
 from cosmos_actor.weight_plane.manifest import Manifest
 
 
@@ -53,5 +53,5 @@ class ReferenceRole(Role):
 
     def _score(self, request: ReferenceRequest) -> Scores:
         begun = self.context.clock.monotonic()
-        columns = [Column(values) for values in self.scorer.logprobs(request.groups)]
-        return Scores(columns, self.context.identity.actor, self.context.clock.monotonic() - begun)
+        columns = self.scorer.logprobs(request.groups)
+        return scores_of(columns, self.context.identity.actor, self.context.clock.monotonic() - begun)

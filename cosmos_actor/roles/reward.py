@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cosmos_actor.actors.role import Role, handles
-from cosmos_actor.roles.messages import Column, ScoreRequest, Scores
+from cosmos_actor.roles.messages import ScoreRequest, Scores, scores_of
 from cosmos_actor.roles.task import load_task
 
 
@@ -21,7 +21,7 @@ class RewardRole(Role):
     def score(self, request: ScoreRequest) -> Scores:
         begun = self.context.clock.monotonic()
         columns = [
-            Column(np.array([self.task.reward(group.task, text) for text in group.texts], dtype=np.float32))
+            np.array([self.task.reward(group.task, text) for text in group.texts], dtype=np.float32)
             for group in request.groups
         ]
-        return Scores(columns, writer=self.context.identity.actor, seconds=self.context.clock.monotonic() - begun)
+        return scores_of(columns, self.context.identity.actor, self.context.clock.monotonic() - begun)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cosmos_actor.actors.errors import NotFound, UserError
+from cosmos_actor.trainer.model_directory import TINY, model_directory
 
 ARITHMETIC_ALPHABET = "0123456789+-*/=()., ?"
 
@@ -129,7 +130,7 @@ class DirectoryTokenizer:
 
 def load_tokenizer(model: str) -> Tokenizer:
     """The tokenizer that goes with a model: a directory's own, or the characters of arithmetic for ``tiny:``."""
-    return CharTokenizer() if model.startswith("tiny:") else DirectoryTokenizer(model)
+    return CharTokenizer() if model.startswith(TINY) else DirectoryTokenizer(model_directory(model))
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from cosmos_actor.actors.restart_policy import RestartLimits
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.supervisor import Event, Supervisor
 
-EVENT_LIMIT_S = 15.0
+EVENT_LIMIT_S = 45.0
+# generous, because torch takes ten seconds to load where every core has four takers
 SLEEPER = "from cosmos_actor import death; death.install(); print('here', flush=True); import time; time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPER
 

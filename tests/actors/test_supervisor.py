@@ -40,7 +40,7 @@ while True:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60.0))
+    asyncio.run(asyncio.wait_for(test(), 100.0))
 
 
 def processes() -> set[int]:

@@ -1,4 +1,4 @@
-"""From a model's name to a module: a Hugging Face directory, or a small decoder described in one line.
+"""From a model's name to a module: a Hugging Face directory (see model_directory), or a small decoder in one line.
 
 ``tiny:qwen3?hidden=128&layers=4`` is a Qwen3 decoder built from its configuration and a seed; only its own module of
 transformers is imported, because the registry of all models takes seconds.
@@ -7,14 +7,13 @@ transformers is imported, because the registry of all models takes seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from cosmos_actor.actors.errors import BadValue, NotFound, UnknownName
+from cosmos_actor.actors.errors import BadValue, UnknownName
+from cosmos_actor.trainer.model_directory import TINY, model_directory
 
-TINY = "tiny:"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -60,11 +59,6 @@ def load_model(
     return model.to(device=device, dtype=DTYPES[dtype]).eval()
 
 
-def check_model(name: str) -> None:
-    """Raises UserError when `name` can not be a model; loads nothing."""
-    TinySpec.parse(name) if name.startswith(TINY) else _check_directory(name)
-
-
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The decoder blocks: the longest list of modules in the model."""
     lists = [list(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
@@ -91,16 +85,8 @@ def _tiny_model(spec: TinySpec, seed: int) -> torch.nn.Module:
         return Qwen3ForCausalLM(config)
 
 
-def _check_directory(name: str) -> None:
-    directory = Path(name)
-    if not directory.is_dir():
-        raise NotFound(f"model directory {name} does not exist", setting="policy.model")
-    if not (directory / "config.json").is_file():
-        raise NotFound(f"model directory {name} has no config.json", setting="policy.model")
-
-
 def _directory_model(name: str, dtype: torch.dtype) -> Any:
-    _check_directory(name)
+    directory = model_directory(name)
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=True)
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)

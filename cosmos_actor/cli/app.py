@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -19,7 +20,7 @@ app = typer.Typer(
 for command in (up, start, check, status, stop, logs, version):
     app.command(command.NAME, epilog=f"Example: {command.EXAMPLE}")(command.command)
 
-USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """click's base of usage errors; newer releases of typer bring their own copy of click."""
 
 

@@ -22,6 +22,7 @@ from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryM
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
+from cosmos_actor.trainer.model_directory import TINY, check_model_files
 
 INTERPRETER_DEADLINE_S = 20.0
 """An interpreter that takes longer to import the bus is broken, and a check must end."""
@@ -71,16 +72,10 @@ def placement(settings: RunSettings) -> str:
 
 def model(settings: RunSettings) -> str:
     name = settings.policy.model
-    if name.startswith("tiny:"):
-        if TINY_MODEL.fullmatch(name) is None:
-            raise NotFound(f"{name} is no model: expected tiny:qwen3?hidden=128&layers=4", setting="policy.model")
-        return f"{name}, made from the seed"
-    path = Path(name)
-    if not path.is_dir():
-        raise NotFound(f"there is no model directory {name}", setting="policy.model")
-    if not (path / "config.json").is_file():
-        raise NotFound(f"{name} holds no Hugging Face model: it has no config.json", setting="policy.model")
-    return str(path)
+    if name.startswith(TINY) and TINY_MODEL.fullmatch(name) is None:
+        raise NotFound(f"{name} is no model: expected tiny:qwen3?hidden=128&layers=4", setting="policy.model")
+    check_model_files(name)
+    return name
 
 
 def task(settings: RunSettings) -> str:

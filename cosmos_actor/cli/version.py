@@ -17,7 +17,7 @@ LIBRARIES = ("pyzmq", "msgpack", "numpy", "pydantic", "torch", "transformers", "
 
 def command(as_json: JsonOption = False) -> None:
     """Print the version of cosmos-actor, Python and the libraries it works with."""
-    versions = {"cosmos-actor": __version__, "python": platform.python_version()}
+    versions: dict[str, str | None] = {"cosmos-actor": __version__, "python": platform.python_version()}
     versions |= {name: _installed(name) for name in LIBRARIES}
     if as_json:
         typer.echo(json.dumps(versions))

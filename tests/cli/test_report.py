@@ -83,7 +83,7 @@ def test_what_others_wrote_can_not_become_markup() -> None:
 def test_every_metric_that_is_shown_is_one_that_is_written() -> None:
     """A renamed metric would take its curve away without a word."""
     root = Path(cosmos_actor.__file__).parent
-    written = "".join(path.read_text() for part in ("job", "trainer") for path in (root / part).glob("*.py"))
+    written = "".join(path.read_text() for part in ("job", "roles", "trainer") for path in (root / part).glob("*.py"))
     shown = {name for chart in CHARTS for name, _ in chart.metrics} | {name for _, name, _ in FIGURES}
     assert {name for name in shown if f'"{name}"' not in written} == set()
 

@@ -36,13 +36,13 @@ def test_a_lost_consumer_gives_everything_back() -> None:
     loans.lend(KEY, "consumer")
     loans.lend(KEY, "consumer")
     loans.use_ended(KEY)
-    assert loans.peer_lost("consumer") == [("owner", KEY, 1)]
+    assert loans.peer_lost("consumer") == ([("owner", KEY, 1)], 0)
 
 
 def test_a_lost_lender_is_owed_nothing_and_leaves_an_orphan_that_is_counted() -> None:
     loans = LoanTable()
     loans.borrow(KEY, "owner")
-    assert loans.peer_lost("owner") == []
+    assert loans.peer_lost("owner") == ([], 1)
     assert loans.statistics()["orphaned"] == 1
     assert loans.use_ended(KEY) == [] and loans.statistics()["loans"] == 0
 
@@ -72,7 +72,7 @@ def test_returns_equal_loans_and_come_only_when_nothing_is_used_or_lent(steps: l
             returns = loans.given_back(KEY, peer)
         elif what == "lost":
             owed[peer] = lent[peer] = 0
-            returns = loans.peer_lost(peer)
+            returns, _ = loans.peer_lost(peer)
         if used or any(lent.values()):
             assert returns == []
         elif known:

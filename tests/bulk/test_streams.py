@@ -176,6 +176,7 @@ def test_an_owner_that_is_not_there_is_gone_long_before_the_deadline() -> None:
                 ref = elsewhere(made.try_put(pattern(MIB), holder="a"))
             with pytest.raises(BulkGone, match=r"0 of 1 chunks.*server at tcp://.* is gone: nobody listens"):
                 await asyncio.wait_for(there.fetch(ref, deadline_s=3600.0), 20.0)
+            eventually(lambda: there.statistics()["streams"]["connections"] == 0, "the end of dialling")
 
     asyncio.run(main())
 

@@ -69,15 +69,19 @@ class LoanTable:
             del loan.lent[taker]
         return self._settle(key, loan)
 
-    def peer_lost(self, peer: str) -> Returns:
-        """`peer` takes and gives nothing any more. Arrays that it had lent and that are used here are orphaned."""
+    def peer_lost(self, peer: str) -> Tuple[Returns, int]:
+        """`peer` takes and gives nothing any more. (what is to be given back, arrays orphaned)
+
+        Orphaned: only `peer` had lent it, and it is used here.
+        """
         returns: Returns = []
+        orphans = 0
         for key, loan in list(self._loans.items()):
             loan.lent.pop(peer, None)
-            if loan.owed.pop(peer, None) and loan.used_here and not loan.owed:
-                self._counts["orphaned"] += 1
+            orphans += bool(loan.owed.pop(peer, None) and loan.used_here and not loan.owed)
             returns += self._settle(key, loan)
-        return returns
+        self._counts["orphaned"] += orphans
+        return returns, orphans
 
     def statistics(self) -> Dict[str, int]:
         return {"loans": len(self._loans), **self._counts}

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections import deque
 from functools import partial
@@ -29,6 +30,8 @@ from .streams import StreamClient
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
 
 GiveBack = Callable[[str, "Returned"], None]
 
@@ -83,8 +86,12 @@ class BulkPlane:
 
     def concerns(self, encoding: Encoding, inline_bytes: int) -> bool:
         """Whether `externalise` has anything to do; `inline_bytes` is what a message may hold itself."""
-        sizes = [array.nbytes for array in encoding.arrays]
-        return bool(encoding.references) or sum(sizes) > min(self.settings.threshold_bytes, inline_bytes)
+        if encoding.references:
+            return True
+        nbytes = 0
+        for array in encoding.arrays:
+            nbytes += array.nbytes
+        return nbytes > min(self.settings.threshold_bytes, inline_bytes)
 
     async def externalise(
         self, encoding: Encoding, taker: str, taker_host: str, inline_bytes: int, deadline_s: float
@@ -163,7 +170,10 @@ class BulkPlane:
     def peer_lost(self, peer: Identity) -> None:
         """This life of the peer is over: what it held is free, its memory goes with the last view of it here."""
         self.store.drop_holder(str(peer))
-        self._pass_back(self._loans.peer_lost(str(peer)))
+        returns, orphans = self._loans.peer_lost(str(peer))
+        if orphans:
+            log.info("%d arrays that %s had lent are still used here; their memory may change", orphans, peer)
+        self._pass_back(returns)
         self.reader.forget(peer.actor, peer.incarnation)
 
     # -- inside -------------------------------------------------------------------------------------------------

@@ -150,6 +150,7 @@ class StreamClient:
             if connection.breaks != breaks:
                 self._note_break(connection)
         self._end_overdue(now)
+        self._close_unused(lambda connection: not connection.up)
         return self._ask(now)
 
     def _poll(self, until: float) -> None:
@@ -243,8 +244,11 @@ class StreamClient:
         for fetch in [*self._running.values(), *self._waiting]:
             if (fetch.ref.owner, fetch.ref.incarnation) == (owner, incarnation):
                 self._end(fetch, BulkGone(f"{self._progress(fetch)}; the owner is gone", peer=owner, channel="bulk"))
-        used = {id(self._connection_of(fetch)) for fetch in self._running.values()}
-        for key in [key for key, connection in self._connections.items() if id(connection) not in used]:
+        self._close_unused(lambda connection: True)
+
+    def _close_unused(self, which: Callable[[Connection], bool]) -> None:
+        used = {(fetch.ref.address, fetch.ref.role) for fetch in self._running.values()}
+        for key in [key for key, connection in self._connections.items() if key not in used and which(connection)]:
             self._connections.pop(key).close()
 
     def _ask(self, now: float) -> float:

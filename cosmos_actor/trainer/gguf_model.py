@@ -108,8 +108,9 @@ def _write_weights(file: Path, tensors: dict[str, np.ndarray]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, values in tensors.items():
-        header[name] = {"dtype": "BF16", "shape": list(values.shape), "data_offsets": [offset, offset + 2 * values.size]}
-        offset += 2 * values.size
+        end = offset + 2 * values.size
+        header[name] = {"dtype": "BF16", "shape": list(values.shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:

@@ -58,7 +58,7 @@ class PolicyTrainer:
 
     def sft_step(self, batch: Batch) -> dict[str, float]:
         """One supervised update on a batch from `batch_from_examples`. Returns the metrics, loss before the update."""
-        return self._update(batch, _sft_loss, "sft", "token-mean")
+        return self._update(batch, token_weights(batch.mask, "token-mean"), _sft_loss, "sft")
 
     def grpo_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """`mini_batches` updates on scored groups. Returns the metrics, averaged over the updates."""
@@ -78,7 +78,7 @@ class PolicyTrainer:
         if self.settings.grpo.old_logprobs == "recomputed":
             parts = [part.with_old_logprobs(self.score(part)) for part in parts]
         loss = partial(_grpo_loss, settings=self.settings.grpo)
-        results = [self._update(part, loss, "policy", self.settings.grpo.aggregation) for part in parts]
+        results = [self._update(*self._with_gradient(part), loss, "policy") for part in parts]
         return _combined(results)
 
     def logprobs(self, groups: Sequence[TrajectoryGroup]) -> list[np.ndarray]:
@@ -117,10 +117,21 @@ class PolicyTrainer:
 
         load_trainer(self, Path(directory))
 
-    def _update(self, batch: Batch, token_loss: TokenLoss, kind: str, aggregation: str) -> dict[str, float]:
-        """One optimiser step on the gradient of Σ w·l over `batch`."""
+    def _with_gradient(self, batch: Batch) -> tuple[Batch, np.ndarray]:
+        """The rows that have a gradient, and their weights in the loss of the whole batch.
+
+        Without a KL term the loss of a tied group is exactly zero: its forward pass would be for nothing.
+        """
+        grpo = self.settings.grpo
+        weights = token_weights(batch.mask, grpo.aggregation, length=grpo.aggregation_length)
+        rows = np.flatnonzero(batch.advantages.any(axis=1))
+        if grpo.kl_coefficient > 0 or len(rows) == 0:
+            return batch, weights
+        return batch.rows(rows), weights[rows]
+
+    def _update(self, batch: Batch, weights: np.ndarray, token_loss: TokenLoss, kind: str) -> dict[str, float]:
+        """One optimiser step on the gradient of Σ w·l over `batch`. Metrics are of the rows given."""
         started = time.perf_counter()
-        weights = token_weights(batch.mask, aggregation, length=self.settings.grpo.aggregation_length)
         meter = Meter(batch.token_count)
         self.optimizer.zero_grad(set_to_none=True)
         for rows, share in self._my_parts(batch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -46,13 +48,10 @@ def test_the_grpo_loss_equals_the_reference(groups, aggregation: str) -> None:
     expected = reference.aggregate(rows, mask, aggregation, 1)
     metrics = trainer.grpo_step(moved)
     assert metrics["loss/total"] == pytest.approx(expected, abs=1e-6)
-    assert metrics["tokens"] == sum(group.token_count for group in groups)
 
 
 def _moved(group, number: int):
     """The group as if an older policy had sampled it, with a reference that differs."""
-    from dataclasses import replace
-
     chance = np.random.default_rng(number)
     noise = chance.normal(0, 0.3, (2, group.token_count)).astype(np.float32)
     return replace(group, logprobs=group.logprobs + noise[0], reference_logprobs=group.logprobs + noise[1])
@@ -118,8 +117,8 @@ def test_with_a_learning_rate_of_zero_nothing_moves(groups) -> None:
     before = weights_digest(trainer.weights())
     scorer = Scorer(trainer.settings)
     scorer.load_weights(trainer.weights(), 0, before)
-    columns = scorer.logprobs(groups)
-    scored = [group.with_field("reference_logprobs", c, "reference-0") for group, c in zip(groups, columns, strict=True)]
+    pairs = zip(groups, scorer.logprobs(groups), strict=True)
+    scored = [group.with_field("reference_logprobs", column, "reference-0") for group, column in pairs]
     for _ in range(3):
         metrics = trainer.grpo_step(scored)
         assert metrics["ratio/distance_max"] == 0.0
@@ -132,6 +131,27 @@ def test_the_behaviour_ratio_is_one_up_to_rounding(groups) -> None:
     metrics = PolicyTrainer(make_settings()).grpo_step(groups)
     assert metrics["ratio/distance_max"] < 1e-5
     assert metrics["logprob/engine_distance_max"] < 1e-5
+
+
+def test_tied_groups_change_nothing_but_the_counts(groups) -> None:
+    tied = [replace(groups[0], group_id="g9", rewards=np.ones(groups[0].samples, np.float32)), *groups]
+    results = []
+    for coefficient in (0.0, 1e-30):  # the second computes the tied rows too
+        trainer = PolicyTrainer(make_settings(grpo={"kl_coefficient": coefficient}))
+        scored = [replace(group, reference_logprobs=group.logprobs) for group in tied]
+        results.append((trainer.grpo_step(scored), trainer.weights()))
+    assert results[0][0]["loss/total"] == pytest.approx(results[1][0]["loss/total"], abs=1e-6)
+    assert results[0][0]["tokens"] < results[1][0]["tokens"]
+    for name, tensor in results[0][1].items():
+        np.testing.assert_allclose(results[1][1][name], tensor, atol=1e-5)
+
+
+def test_a_batch_of_ties_is_an_update_without_gradient(groups) -> None:
+    tied = [replace(group, rewards=np.ones(group.samples, np.float32)) for group in groups]
+    trainer = PolicyTrainer(make_settings())
+    before = weights_digest(trainer.weights())
+    assert trainer.grpo_step(tied)["grad_norm"] == 0.0
+    assert weights_digest(trainer.weights()) == before
 
 
 def test_mini_batches_are_updates(groups) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 Record = Mapping[str, Any]
 RECENT_STEPS = 10
 """Steps that a time estimate looks at: enough to even out checkpoints, few enough to follow a change."""
+FAILURES = ("failed_to_start", "gave_up")
+"""Ends of a job that nobody asked for."""
 MEASURED = frozenset({"loss/total", "reward/mean"})
 """A line with one of these is a step's own line; one without is an evaluation."""
 
@@ -70,7 +72,7 @@ class RunView:
     def _add_event(self, record: Record) -> str:
         name, kind = str(record.get("actor") or ""), str(record.get("event") or "")
         if not name:
-            return f"job {kind}: {record.get('reason')}" if kind == "stopping" else ""
+            return str(record.get("reason")) if kind == "stopping" and record.get("kind") in FAILURES else ""
         actor = self.actors.setdefault(name, ActorView(name, role=name.rpartition("-")[0] or name))
         reason = str(record.get("reason") or "")
         if kind in ("started", "joined"):

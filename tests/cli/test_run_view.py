@@ -72,8 +72,9 @@ def test_an_actor_that_joined_and_left_is_told() -> None:
     lines = view.add_events([
         {"event": "joined", "actor": "rollout-9", "pid": 7, "interpreter": "py", "host": "far"},
         {"event": "departed", "actor": "rollout-9", "reason": "asked by a signal"},
-        {"event": "stopping", "kind": "stopped", "reason": "SIGTERM"}, {"event": "keeper_replaced", "pid": 3}])
-    assert lines == ["rollout-9 joined from far", "rollout-9 left: asked by a signal", "job stopping: SIGTERM"]
+        {"event": "stopping", "kind": "stopped", "reason": "SIGTERM"}, {"event": "keeper_replaced", "pid": 3},
+        {"event": "stopping", "kind": "gave_up", "reason": "gave up: 11 restarts"}])
+    assert lines == ["rollout-9 joined from far", "rollout-9 left: asked by a signal", "gave up: 11 restarts"]
 
 
 def test_numbers_for_people() -> None:

@@ -162,8 +162,9 @@ print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - befor
 
 def loaded_by(names: list[str]) -> set[str]:
     """Top-level packages in a fresh process after importing these modules, beyond those of numpy, zmq and msgpack."""
+    importable = json.dumps([name for name in names if not name.endswith("__main__")])
     done = subprocess.run(
-        [sys.executable, "-c", LOADED_BY, json.dumps(names)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", LOADED_BY, importable], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout))

@@ -90,7 +90,10 @@ class Link:
         return await self.out.send(EVENT, await self.pack(message, None, deadline_s), deadline_s)
 
     def publish_state(self, message: Any, topic: str) -> None:
-        """The topic's latest value; older ones that the peer has not been sent yet are skipped and counted."""
+        """The topic's latest value; older ones that the peer has not been sent yet are skipped and counted.
+
+        Arrays travel inside it, whatever their size: MessageTooLarge over `bus.max_message_bytes`.
+        """
         if self.lost is None:
             self.out.publish(topic, self.out.pack(message, topic))
 

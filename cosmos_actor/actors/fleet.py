@@ -111,12 +111,14 @@ class Fleet:
     def on_joined(self, callback: Callable[[Member, Link], None]) -> None:
         self._joined_callbacks.append(callback)
 
+    def members(self, role: str) -> dict[str, dict[str, int]]:
+        """What each present member of `role` has on its hands and has answered."""
+        return {name: {"in_flight": seat.in_flight, "answered": seat.answered}
+                for name, seat in sorted(self._seats.items()) if seat.member.role == role}
+
     def statistics(self) -> dict[str, Any]:
-        return {
-            "members": {name: {"in_flight": seat.in_flight, "answered": seat.answered}
-                        for name, seat in sorted(self._seats.items())},
-            "redelivered": dict(self.redelivered),
-        }
+        roles = sorted({seat.member.role for seat in self._seats.values()})
+        return {"members": {role: self.members(role) for role in roles}, "redelivered": dict(self.redelivered)}
 
     # ---- one question with one member
 

@@ -69,7 +69,8 @@ class Job:
             self.journal.begin(self.step_in_hand)
             yield self.step_in_hand
             self.step = self.step_in_hand
-            self.journal.finish(rollouts=len(self.fleet.links("rollout")))
+            answers = {f"answers/{name}": member["answered"] for name, member in self.fleet.members("rollout").items()}
+            self.journal.finish(rollouts=len(answers), more=answers)
             self._make_safe(at_end=self.step == last)
 
     def dispatchable(self, step: int) -> Iterator[int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cosmos_actor.actors.context import ActorClock
@@ -51,8 +52,8 @@ class Journal:
         finally:
             self.spent(what, self._clock.monotonic() - begun)
 
-    def finish(self, rollouts: int) -> None:
-        """Append the line of the current step."""
+    def finish(self, rollouts: int, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Append the line of the current step, with `more` in it."""
         now = self._clock.monotonic()
         wall = now - self._begun
         computing = self._seconds["update"] + self._seconds["publish"]
@@ -62,6 +63,7 @@ class Journal:
             "wait/rollout": round(max(0.0, wall - self._seconds["generate"] / max(1, rollouts)), 4),
         })
         self._line.update({f"time/{what}": round(seconds, 4) for what, seconds in sorted(self._seconds.items())})
+        self._line.update(more)
         if "tokens" in self._line:
             self._line["tokens/s"] = round(self._line["tokens"] / max(wall, 1e-9), 1)
         self._writer.append(self._line)

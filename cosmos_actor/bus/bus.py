@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple
 from .clock import Clock
 from .dialler import Dialler
 from .doorman import Doorman
+from .envelope import GOODBYE, seal_control
 from .errors import BusError, CorruptFrame, GapError, KeyFileError
 from .handlers import HandlerFunction, HandlerTable
 from .handshake import Introduction, introduce
@@ -84,6 +85,7 @@ class Bus:
         self._gone: Dict[Tuple[str, str], str] = {}
         self._gone_sessions: Dict[str, str] = {}
         self._counters = {"corrupt_frames": 0, "links_lost": 0, "gaps": 0}
+        self._leaving: Set[Link] = set()
         self._ticker: Optional[asyncio.TimerHandle] = None
         self._state = "new"
 
@@ -113,7 +115,7 @@ class Bus:
         """
         self._check_running()
         known = self.links.get(actor) if actor else None
-        if known is not None and known.up:
+        if known is not None and (known.up or known.address == address):
             return known
         dialler = Dialler(self, address, role, actor)
         self.diallers.add(dialler)
@@ -123,16 +125,20 @@ class Bus:
         """Wait at most `drain_s` for what is under way, say goodbye, close. Never raises because of a peer."""
         if self._state != "running":
             return CloseReport({}, 0)
-        await self._drain(drain_s)
+        await self._wait(self._busy_links, drain_s)
         self._state = "closed"
         if self._ticker is not None:
             self._ticker.cancel()
         stopped, undelivered = 0, {}
         for link in list(self.links.values()):
             stopped += link.incoming.cancel()
-            link.goodbye("closed")
-            left = self._over(link, "closed", closed_by_us=True)
+            if link.goodbye("closed"):
+                self._leaving.add(link)
+            left = link.end("closed", closed_by_us=True)
             undelivered.update({link.actor: left} if left else {})
+        await self._wait(lambda: self._leaving, self.limits.linger_ms / 1000)
+        for link in list(self.links.values()):
+            self._ended(link, "closed")
         for dialler in list(self.diallers):
             dialler.stop()
         self.transport.close(self.limits.linger_ms)
@@ -140,9 +146,9 @@ class Bus:
             self.bulk.close()
         return CloseReport(undelivered, stopped)
 
-    async def _drain(self, drain_s: float) -> None:
-        ends = self._loop.time() + drain_s
-        while self._busy_links() and self._loop.time() < ends:
+    async def _wait(self, condition: Callable[[], Any], limit_s: float) -> None:
+        ends = self._loop.time() + limit_s
+        while condition() and self._loop.time() < ends:
             await asyncio.sleep(0.002)
 
     def _busy_links(self) -> bool:
@@ -240,18 +246,27 @@ class Bus:
         for callback in self._up:
             self._loop.call_soon(callback, link)
 
+    def said_goodbye(self, link: Link, wire: Any, reason: str) -> None:
+        """The peer leaves, or answers our own goodbye. It is answered, so that it need not wait."""
+        self._leaving.discard(link)
+        if link.lost is None:
+            wire.send(seal_control(GOODBYE, ["goodbye"]))
+            self.link_over(link, f"it said goodbye: {reason}")
+
+    def wire_lost(self, link: Link) -> None:
+        """No answer to a goodbye will come any more."""
+        self._leaving.discard(link)
+
     def link_over(self, link: Link, reason: str) -> None:
         """For good: the peer is lost or said goodbye."""
         if link.lost is None:
             log.info("%s: link to %s is over: %s", self.identity, link.peer, reason)
-            self._over(link, reason, closed_by_us=False)
+            link.end(reason, closed_by_us=False)
+            self._ended(link, reason)
 
-    def _over(self, link: Link, reason: str, *, closed_by_us: bool) -> int:
-        if link.lost is not None:
-            return 0
+    def _ended(self, link: Link, reason: str) -> None:
         self._gone_sessions[link.session] = reason
         self._counters["links_lost"] += 1
-        left = link.end(reason, closed_by_us=closed_by_us)
         self._doorman.link_over(link)
         if self.bulk is not None:
             self.bulk.peer_lost(link.peer)
@@ -261,7 +276,6 @@ class Bus:
             del self.links[link.actor]
         for callback in self._down:
             self._loop.call_soon(callback, link, reason)
-        return left
 
     # -- arrays by reference ------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 NEW, RUNNING, FINISHED, SETTLED, GAP = "new", "running", "finished", "settled", "gap"
-"""Verdicts: first time here; its handler runs; it has a result to repeat; long settled; numbers before it are missing."""
+"""Verdicts: first time here; its handler runs; its result is kept; long settled; numbers before it are missing."""
 
 
 class Outbox:

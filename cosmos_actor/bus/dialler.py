@@ -8,7 +8,7 @@ from typing import Any, List, Optional
 
 from .envelope import DATA, GOODBYE, HELLO, REFUSED, RESET, WELCOME, seal_control, unseal
 from .errors import BusError, CorruptFrame, DeadlineExceeded, PeerRefused
-from .handshake import from_payload, judge_protocol, judge_welcome, to_payload
+from .handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY, from_payload, judge_protocol, judge_welcome, to_payload
 from .link import Link
 from .receipt import until
 
@@ -88,9 +88,12 @@ class Dialler:
             self._broken(reason)
 
     def _is_final(self, reason: str) -> bool:
-        """A listener that dies in the middle of a handshake looks like one with a wrong key: ask twice."""
-        self._suspicions += 1
-        return self._suspicions >= 2 or reason.startswith("key not on the list")
+        """A listener that dies in the middle of a handshake looks like one with a wrong key: ask twice.
+
+        One that only says nothing may be starting up: ask until the deadline.
+        """
+        self._suspicions = self._suspicions + 1 if reason.startswith(WRONG_SERVER_KEY) else 0
+        return self._suspicions >= 2 or reason.startswith(KEY_NOT_LISTED)
 
     # -- the handshake ------------------------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class Dialler:
         elif kind == WELCOME:
             self._welcome(payload)
         elif kind == GOODBYE and self.link is not None:
-            self.bus.link_over(self.link, f"it said goodbye: {payload[0]}")
+            self.bus.said_goodbye(self.link, self._wire, str(payload[0]))
         elif kind == RESET:
             self._broken("the peer found this wire corrupt and closed it")
 
@@ -159,6 +162,7 @@ class Dialler:
     def _close_wire(self) -> None:
         if self.link is not None:
             self.link.detach()
+            self.bus.wire_lost(self.link)
         if self._wire is not None:
             self._wire.close()
             self._wire = None

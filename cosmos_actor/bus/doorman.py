@@ -25,6 +25,8 @@ class Doorman:
         link = self._links.pop(wire, None)
         if link is not None and link.out.wire is wire:
             link.detach()
+        if link is not None:
+            self.bus.wire_lost(link)
 
     def wire_frames(self, wire: Any, frames: List[Any]) -> None:
         link = self._links.get(wire)
@@ -35,7 +37,9 @@ class Doorman:
             elif kind == HELLO and link is None:
                 self._hello(wire, protocol, payload)
             elif kind == GOODBYE and link is not None:
-                self.bus.link_over(link, f"it said goodbye: {payload[0]}")
+                self.bus.said_goodbye(link, wire, str(payload[0]))
+            elif link is None:
+                self._reset(wire)  # it belonged to a link that is over, or to a wire that we closed
             else:
                 raise CorruptFrame("a message that has no place here")
         except CorruptFrame as error:

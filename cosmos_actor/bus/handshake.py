@@ -16,6 +16,10 @@ from .identity import Identity
 from .limits import Limits
 from .schema import codec_of, schema, schema_skew, to_plain
 
+KEY_NOT_LISTED = "key not on the list"
+WRONG_SERVER_KEY = "wrong server key"
+"""How a transport's refusals begin that say which key was wrong."""
+
 
 @schema("cosmos_actor.introduction", version=1)
 class Introduction:

@@ -167,6 +167,8 @@ class Link:
         self.out.detach()
 
     def receive(self, items: Any, frames: Sequence[Any]) -> None:
+        if self.lost is not None:
+            return  # it came while we were leaving
         self.liveness.heard(self._bus.clock.now())
         self.incoming.receive(items, frames)
 
@@ -183,10 +185,10 @@ class Link:
             self.out.pulse(self._bus.progress, self._bus.busy_s(now), self._bus.busy_label)
         return self.liveness.lost(now)
 
-    def goodbye(self, reason: str) -> None:
+    def goodbye(self, reason: str) -> bool:
+        """Whether there is a wire that takes it."""
         self.out.flush()
-        if self.out.wire is not None:
-            self.out.wire.send(seal_control(GOODBYE, [reason]))
+        return self.out.wire is not None and bool(self.out.wire.send(seal_control(GOODBYE, [reason])))
 
     def end(self, reason: str, *, closed_by_us: bool) -> int:
         """Over, for good. Returns how many messages of ours were not done."""

@@ -34,7 +34,6 @@ from .limits import Limits
 from .receipt import Receipt, until
 from .schema import to_plain
 
-
 FLOOR_STEP = 8
 """The peer keeps at most this many results too long; told of each, it had more work with floors than with calls."""
 

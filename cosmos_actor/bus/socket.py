@@ -6,9 +6,10 @@ messages and never notice a dead host.
 
 from __future__ import annotations
 
+import fcntl
 import resource
 import uuid
-from typing import Any, Optional
+from typing import IO, Any, Optional
 
 import zmq
 
@@ -131,6 +132,22 @@ def bind(socket: Any, address: str) -> str:
             raise AddressInUse(f"{address} is in use: choose another port, or 0 for any", setting="listen") from None
         raise BusError(f"can not listen at {address}: {error.strerror}", setting="listen") from None
     return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[no-any-return]
+
+
+def own_ipc_path(address: str) -> Optional[IO[str]]:
+    """The lock of an ipc:// path, held while it is open; AddressInUse if somebody else has it.
+
+    libzmq itself would take the path away from whoever listens there, silently.
+    """
+    if not address.startswith("ipc://"):
+        return None
+    lock = open(address[len("ipc://"):] + ".lock", "w", encoding="ascii")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise AddressInUse(f"{address} is in use: choose another path", setting="listen") from None
+    return lock
 
 
 def _make(context: Any, kind: int, max_frame: int) -> Any:

@@ -9,16 +9,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from typing import Any, Callable, Dict, List, Optional
+from typing import IO, Any, Callable, Dict, List, Optional
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from .errors import KeyFileError
+from .handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY
 from .identity import Identity
 from .keys import KeyRing
 from .limits import Limits
-from .socket import bind, check_descriptors, make_context, make_dealer, make_monitor, make_router, make_zap
+from .socket import (
+    bind,
+    check_descriptors,
+    make_context,
+    make_dealer,
+    make_monitor,
+    make_router,
+    make_zap,
+    own_ipc_path,
+)
 from .transport import WireOwner
 from .zap import Doorkeeper
 
@@ -125,7 +135,7 @@ class DialledWire:
             self._socket.getsockopt(zmq.EVENTS)  # lets libzmq attach the connection before the first send
             self._owner.wire_up(self)
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._refusal = "key not on the list: the listener does not know our key"
+            self._refusal = f"{KEY_NOT_LISTED}: the listener does not know our key"
         elif kind in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
             self._refusal = _no_detail(event["value"])
         elif kind == zmq.EVENT_DISCONNECTED:
@@ -154,7 +164,7 @@ class DialledWire:
 def _no_detail(value: int) -> str:
     if value == _EAGAIN:
         return "no handshake: whatever listens there is not a bus, or is stuck"
-    return "wrong server key: the listener does not hold the key of the role we want (or is no bus)"
+    return f"{WRONG_SERVER_KEY}: the listener does not hold the key of the role we want (or is no bus)"
 
 
 class AcceptedWire:
@@ -187,6 +197,7 @@ class ZmqTransport:
         self._door: Optional[Doorkeeper] = None
         self._door_reader: Optional[Readable] = None
         self._owner: Optional[WireOwner] = None
+        self._ipc_lock: Optional[IO[str]] = None
 
     def open(self, identity: Identity, keys: Optional[KeyRing], limits: Limits) -> None:
         if keys is None and not self._insecure:
@@ -201,6 +212,7 @@ class ZmqTransport:
             self._door_reader = Readable(self._door.socket, self._door.answer_one, self.limits.drain_messages)
         self._owner = owner
         self._router = make_router(self.context, self.keys, self.limits.max_frame_bytes)
+        self._ipc_lock = own_ipc_path(address)
         bound = bind(self._router, address)
         self._router_reader = Readable(self._router, self._accept, self.limits.drain_messages)
         return bound
@@ -261,6 +273,8 @@ class ZmqTransport:
         self._router, self._owner = None, None
         self.accepted.clear()
         self.context.term()
+        if self._ipc_lock is not None:
+            self._ipc_lock.close()
 
     def statistics(self) -> Dict[str, Any]:
         door = self._door

@@ -68,6 +68,8 @@ class World:
         """Break every wire that this bus has dialled, as a pulled plug would."""
         for dialler in list(bus.diallers):
             wire = dialler._wire
+            if wire is None:
+                continue
             if self.kind == "memory":
                 wire.cut()
             else:
@@ -99,3 +101,31 @@ async def eventually(condition: Callable[[], Any], what: str, limit_s: float = 5
 def make_keys(directory: Path) -> dict[str, KeyRing]:
     paths = make_run_keys(directory, RUN, ROLES)
     return {role: KeyRing.load(path) for role, path in paths.items()}
+
+
+class Meddler:
+    """Stands before a link's wire; `meddle(frames)` returns what is really sent, None to swallow it."""
+
+    def __init__(self, link: Any, meddle: Callable[[list[Any]], list[Any] | None]) -> None:
+        self.wire = link.out.wire
+        self.name, self.role = self.wire.name, self.wire.role
+        self.meddle = meddle
+        link.out.wire = self
+
+    def send(self, frames: list[Any]) -> bool:
+        kept = self.meddle(frames)
+        return True if kept is None else bool(self.wire.send(kept))
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+def flip_bit(frames: list[Any], bit: int) -> list[Any]:
+    """A copy of the frames with one bit turned, counted over all of them."""
+    copies = [bytearray(frame) for frame in frames]
+    for copy in copies:
+        if bit < 8 * len(copy):
+            copy[bit // 8] ^= 1 << bit % 8
+            break
+        bit -= 8 * len(copy)
+    return [bytes(copy) for copy in copies]

@@ -120,10 +120,11 @@ class Dialler:
         self._hello_at = None
         self._pause_s = self.bus.limits.redial_first_s
         if self.link is None:
-            self.link = self.bus.adopt(theirs, self.address, dialled=True)
-            if self.link.session != self.session:  # the peer dialled us at the same time and its link stands
-                self._done_without_us()
+            link = self.bus.adopt(theirs, self.address, dialled=True)
+            if link.session != self.session:
+                self._yield_to(link)
                 return
+            self.link = link
         self.link.out.on_wire_down = self._broken
         self.link.attach(self._wire)
         self._announce()
@@ -133,8 +134,8 @@ class Dialler:
             self._first.set_result(self.link)
             self.bus.link_is_up(self.link)
 
-    def _done_without_us(self) -> None:
-        link = self.link
+    def _yield_to(self, link: Link) -> None:
+        """The peer dialled us at the same time, and its link is the one that stands."""
         self.stop()
         if not self._first.done():
             self._first.set_result(link)

@@ -3,8 +3,8 @@
     submit -> waiting for a free member -> with a member -> answered
                      ^------- member lost (stateless) --'  `-> StateLost (stateful)
 
-Invariant: a question is with at most one live member at a time, and it ends answered, failed by the role itself, past its
-deadline, or (stateful roles) as StateLost. It is never silently gone.
+Invariant: a question is with at most one live member at a time, and it ends answered, failed by the role itself, past
+its deadline, or (stateful roles) as StateLost. It is never silently gone.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Fleet:
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def wait_for_members(self, role: str, count: int, deadline_s: float) -> None:
-        """Return when `count` members of `role` can be asked; DeadlineExceeded names the role and how many there are."""
+        """Return when `count` members of `role` are ready. DeadlineExceeded names the role and how many are."""
         until = self._clock.monotonic() + deadline_s
 
         def enough() -> bool:
@@ -134,8 +134,11 @@ class Fleet:
             await self._notify()
 
     def _usable(self, role: str) -> list[_Seat]:
-        return [seat for seat in self._seats.values() if seat.member.role == role
-                and not self._members.get(seat.member.actor, seat.member).leaving]
+        return [seat for seat in self._seats.values() if seat.member.role == role and self._takes_work(seat.member)]
+
+    def _takes_work(self, seated: Member) -> bool:
+        newest = self._members.get(seated.actor, seated)
+        return newest.incarnation == seated.incarnation and newest.ready and not newest.leaving
 
     def _pick(self, role: str) -> _Seat | None:
         free = [seat for seat in self._usable(role) if seat.in_flight < self._max_in_flight]
@@ -156,7 +159,8 @@ class Fleet:
     def _refusal(self, role: str) -> StateLost | None:
         return self.lost if role in self._stateful else None
 
-    async def _wait(self, condition: Callable[[], bool], until: float, what: Callable[[], str], *, setting: str) -> None:
+    async def _wait(self, condition: Callable[[], bool], until: float, what: Callable[[], str], *,
+                    setting: str) -> None:
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(condition), self._left(until))
@@ -185,6 +189,9 @@ class Fleet:
                 self._dialling[member.incarnation] = asyncio.get_running_loop().create_task(self._dial(member))
         await self._notify()
 
+    def _is_known(self, incarnation: str) -> bool:
+        return any(member.incarnation == incarnation for member in self._members.values())
+
     def _needs_dialling(self, member: Member) -> bool:
         seat = self._seats.get(member.actor)
         seated = seat is not None and seat.member.incarnation == member.incarnation
@@ -192,7 +199,7 @@ class Fleet:
 
     async def _dial(self, member: Member) -> None:
         try:
-            while self._members.get(member.actor) == member:
+            while self._is_known(member.incarnation):
                 try:
                     link = await self._bus.connect(member.address, role=member.role, actor=member.actor,
                                                    deadline_s=DIAL_DEADLINE_S)
@@ -207,6 +214,9 @@ class Fleet:
     async def _seat(self, member: Member, link: Link) -> None:
         if link.peer.incarnation != member.incarnation:
             return
+        older = self._seats.get(member.actor)
+        if older is not None:
+            await self._member_lost(older, f"replaced by incarnation {member.incarnation}")
         self._seats[member.actor] = _Seat(member, link)
         for callback in self._joined_callbacks:
             callback(member, link)

@@ -15,6 +15,7 @@ from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.json_lines import JsonLinesWriter
 from cosmos_actor.actors.messages import (
     MEMBERSHIP_TOPIC,
+    READY,
     STATUS_TOPIC,
     ActorStatus,
     Announce,
@@ -118,6 +119,8 @@ class Head:
         member = self.registry.member(link.peer.actor)
         if member is not None and member.incarnation == link.peer.incarnation:
             self.statuses[member.actor] = status
+            if status.state == READY and not member.ready:
+                self._publish(self.registry.ready(member.actor, member.incarnation))
             self._on_status(member.actor, member.incarnation, status)
 
     def _link_down(self, link: Link, reason: str) -> None:

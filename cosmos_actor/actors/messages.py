@@ -9,6 +9,8 @@ from cosmos_actor.bus.schema import Json, schema
 
 MEMBERSHIP_TOPIC = "membership"
 STATUS_TOPIC = "status"
+DIALLING, STARTING, READY, LEAVING, FAILED = "dialling", "starting", "ready", "leaving", "failed"
+"""States of an actor's life; see `ActorRuntime`."""
 
 
 @schema("announce", version=1)
@@ -52,6 +54,8 @@ class Member:
     python: str
     host: str
     joined: bool
+    ready: bool
+    """Its setup is over, so it answers at once."""
     leaving: bool
 
 

@@ -29,15 +29,16 @@ class Registry:
             self._note_departure(older.incarnation, f"replaced by incarnation {identity.incarnation}")
         self._members[identity.actor] = Member(
             role=identity.role, actor=identity.actor, incarnation=identity.incarnation, address=announce.address,
-            pid=announce.pid, python=announce.python, host=announce.host, joined=announce.joined, leaving=False)
+            pid=announce.pid, python=announce.python, host=announce.host, joined=announce.joined, ready=False, leaving=False)
         return self._changed()
+
+    def ready(self, actor: str, incarnation: str) -> Membership:
+        """`actor` is through with its setup."""
+        return self._mark(actor, incarnation, ready=True)
 
     def leaving(self, actor: str, incarnation: str) -> Membership:
         """`actor` finishes what it holds and takes no more."""
-        member = self._members.get(actor)
-        if member is not None and member.incarnation == incarnation:
-            self._members[actor] = replace(member, leaving=True)
-        return self._changed()
+        return self._mark(actor, incarnation, leaving=True)
 
     def departed(self, actor: str, incarnation: str, reason: str) -> Membership:
         """This incarnation is gone for `reason`; a newer one of the same actor stays untouched."""
@@ -60,6 +61,12 @@ class Registry:
 
     def statistics(self) -> dict[str, int]:
         return {"members": len(self._members), "departed": len(self._departed), "serial": self._serial}
+
+    def _mark(self, actor: str, incarnation: str, **marks: bool) -> Membership:
+        member = self._members.get(actor)
+        if member is not None and member.incarnation == incarnation:
+            self._members[actor] = replace(member, **marks)
+        return self._changed()
 
     def _note_departure(self, incarnation: str, reason: str) -> None:
         self._departed.setdefault(incarnation, reason)

@@ -51,6 +51,8 @@ class Role:
 
     name: ClassVar[str] = ""
     stateful: ClassVar[bool] = False
+    setup_after: ClassVar[str] = ""
+    """A role that the job needs earlier: this one's `setup` leaves the processors to it until it is ready."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -16,10 +16,17 @@ from typing import Any
 
 from cosmos_actor.actors.context import ActorClock, Context, WeightSource
 from cosmos_actor.actors.messages import (
+    DIALLING,
+    FAILED,
+    LEAVING,
+    MEMBERSHIP_TOPIC,
+    READY,
+    STARTING,
     STATUS_TOPIC,
     ActorStatus,
     Announce,
     Leaving,
+    Membership,
     StopActor,
 )
 from cosmos_actor.actors.role import Role
@@ -30,6 +37,8 @@ STATUS_PERIOD_S = 1.0
 """Period of an actor's status. Longer, and `status` shows a past that is over."""
 HEAD_DEADLINE_S = 20.0
 """How long an actor tries to reach its head before it gives up and says so."""
+TURN_DEADLINE_S = 30.0
+"""How long a setup leaves the processors to one that the job needs earlier."""
 LEAVE_DEADLINE_S = 60.0
 """How long a leaving actor may finish what it holds."""
 
@@ -45,7 +54,7 @@ class ActorRuntime:
                  clock: ActorClock, weights: WeightSource | None = None,
                  joined: bool = False) -> None:
         self.bus = bus
-        self.state = "dialling"
+        self.state = DIALLING
         self.context = Context(bus.identity, settings, seed=seed, clock=clock, worker=worker, weights=weights,
                                bulk_store=bus.bulk_store, emit=self._emit)
         self.role = build_role(self.context)
@@ -54,6 +63,7 @@ class ActorRuntime:
         self._worker = worker
         self._joined = joined
         self._ready = asyncio.Event()
+        self._turn = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving = 0
         self._head: Link
@@ -64,7 +74,7 @@ class ActorRuntime:
         address = await self.bus.start(listen)
         self._head = await self.bus.connect(head_address, role="supervisor", deadline_s=HEAD_DEADLINE_S)
         self.bus.on_link_down(self._link_down)
-        self.state = "starting"
+        self.state = STARTING
         await self._head.call(Announce(
             address=address, pid=os.getpid(), python=sys.executable, host=socket.gethostname(), joined=self._joined,
         ), deadline_s=HEAD_DEADLINE_S)
@@ -83,9 +93,9 @@ class ActorRuntime:
 
     async def leave(self, reason: str) -> None:
         """Take no new work, finish what is held (bounded), and end."""
-        if self.state in ("leaving", "stopped"):
+        if self.state == LEAVING or self.stopped.is_set():
             return
-        self.state = "leaving"
+        self.state = LEAVING
         try:
             await self._head.call(Leaving(reason), deadline_s=5.0)
             await asyncio.wait_for(self._idle(), LEAVE_DEADLINE_S)
@@ -109,6 +119,8 @@ class ActorRuntime:
         for topic, method in self.role.followers():
             self.bus.serve_state(topic, self._guarded(method))
         self.bus.serve(StopActor, self._stop_asked)
+        if self.role.setup_after:
+            self.bus.serve_state(MEMBERSHIP_TOPIC, self._on_membership)
 
     async def _emit(self, message: Any) -> None:
         """To whoever controls: normally one link, none while the controller restarts (it asks anew when it is back)."""
@@ -134,24 +146,39 @@ class ActorRuntime:
 
     async def _set_up(self) -> None:
         try:
+            await self._wait_for_turn()
             await self.context.compute("setup", self.role.setup)
         except Exception as error:  # any failure of a role's start ends the actor, with that failure as its reason
-            self.state = "failed"
+            self.state = FAILED
             self.end(error)
             return
-        if self.state == "starting":
-            self.state = "ready"
+        if self.state == STARTING:
+            self.state = READY
         self._ready.set()
+        self._publish_status()
 
     async def _report(self) -> None:
         while True:
-            self._head.publish_state(topic=STATUS_TOPIC, message=self._status())
+            self._publish_status()
             await asyncio.sleep(STATUS_PERIOD_S)
 
-    def _status(self) -> ActorStatus:
+    async def _wait_for_turn(self) -> None:
+        """Until the role that `setup_after` names is ready; a slow one does not hold this one up for ever."""
+        if self.role.setup_after:
+            try:
+                await asyncio.wait_for(self._turn.wait(), TURN_DEADLINE_S)
+            except asyncio.TimeoutError:
+                pass
+
+    def _on_membership(self, membership: Membership, link: Link) -> None:
+        if any(member.role == self.role.setup_after and member.ready for member in membership.members):
+            self._turn.set()
+
+    def _publish_status(self) -> None:
         held = self.role.weights_held() if self._ready.is_set() else ""
-        return ActorStatus(state=self.state, progress=self.context.progress, busy_label=self.context.busy_label,
-                           busy_seconds=self.context.busy_seconds, weights_held=held)
+        self._head.publish_state(topic=STATUS_TOPIC, message=ActorStatus(
+            state=self.state, progress=self.context.progress, busy_label=self.context.busy_label,
+            busy_seconds=self.context.busy_seconds, weights_held=held))
 
     async def _stop_asked(self, message: StopActor, link: Link) -> None:
         self.end()
@@ -164,7 +191,7 @@ class ActorRuntime:
             await asyncio.sleep(0.1)
 
     def _link_down(self, link: Link, reason: str) -> None:
-        if link is self._head and self.state not in ("leaving", "stopped"):
+        if link is self._head and self.state != LEAVING and not self.stopped.is_set():
             self.end(HeadLost(f"the head of the run is gone: {reason}"))
 
     def end(self, failure: BaseException | None = None) -> None:

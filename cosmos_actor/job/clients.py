@@ -76,6 +76,12 @@ class Data(Client):
 class Rollout(Client):
     """Sampling."""
 
+    def wait_for_actors(self) -> None:
+        """Return when `rollout.min_actors` are ready, wherever they run."""
+        job = self._job
+        waiting = job.fleet.wait_for_members("rollout", job.settings.rollout.min_actors, job.settings.run.deadline_s)
+        job.handle(waiting, f"{job.settings.rollout.min_actors} rollout actors").resolve()
+
     def generate(self, tasks: Handle[list[GenerateTask]], step: int, *, greedy: bool = False) -> Handle[Groups]:
         """Samples for `tasks`, meant for step `step`, in fixed batches that any rollout may take."""
         return self._job.handle(self._generate(tasks, step, greedy), f"samples of step {step}")

@@ -17,6 +17,7 @@ def run(job: Job) -> None:
     for step in job.steps(job.settings.policy.sft_steps):
         job.log("sft", policy.sft(data.demonstrations(step), step).resolve())
 
+    rollout.wait_for_actors()
     weights.publish_reference()
     weights.publish()
     weights.wait_until_held()

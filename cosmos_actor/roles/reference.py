@@ -17,6 +17,7 @@ class ReferenceRole(Role):
     """Stateless: the frozen weights are announced anew to whoever joins. Scores nothing before it has verified them."""
 
     name = "reference"
+    setup_after = "policy"
 
     def setup(self) -> None:
         from cosmos_actor.trainer.scorer import Scorer

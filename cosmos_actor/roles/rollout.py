@@ -23,6 +23,7 @@ class RolloutRole(Role):
     """Never samples with weights older than a request's `min_version`; one batch is sampled by one version."""
 
     name = "rollout"
+    setup_after = "policy"
 
     def setup(self) -> None:
         settings = self.context.settings

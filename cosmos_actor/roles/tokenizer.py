@@ -45,7 +45,7 @@ class CharTokenizer:
     def __init__(self, alphabet: str = ARITHMETIC_ALPHABET) -> None:
         self.alphabet = alphabet
         self.pad_id, self.begin_id, self.stop_id = 0, 1, 2
-        self.stop_ids = (self.stop_id,)
+        self.stop_ids: tuple[int, ...] = (self.stop_id,)
         self.vocab_size = self.SPECIAL + len(alphabet)
         self._ids = {character: index + self.SPECIAL for index, character in enumerate(alphabet)}
 

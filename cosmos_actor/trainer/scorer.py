@@ -23,11 +23,13 @@ class Scorer:
     """
 
     def __init__(self, settings: TrainerSettings, *, temperature: float = 1.0) -> None:
-        self.settings, self.temperature = settings, temperature
+        self.settings, self.temperature = settings, temperature or 1.0
         self.held: tuple[int, str] = (-1, "")
         self.model = load_model(
             settings.model, seed=settings.seed, dtype=settings.publish_dtype, device=choose_device(settings.device)
         ).requires_grad_(False)
+        cast = settings.publish_dtype == "float32" and settings.dtype != "float32"
+        self._autocast = DTYPES[settings.dtype] if cast else None
 
     def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
         """Swap in all of `tensors` or none; the digest of what is then held. Raises WeightsDoNotFit."""
@@ -41,10 +43,8 @@ class Scorer:
     def logprobs(self, groups: Sequence[TrajectoryGroup]) -> list[np.ndarray]:
         """The log-probs of the sampled tokens: one [N] float32 a group."""
         batch = batch_from_groups(groups)
-        compute = DTYPES[self.settings.dtype]
-        autocast = compute if compute != DTYPES[self.settings.publish_dtype] else None
         values = score_batch(
             self.model, batch, temperature=self.temperature, max_tokens=self.settings.micro_batch_tokens,
-            autocast=autocast if autocast != DTYPES["float32"] else None,
+            autocast=self._autocast,
         )
         return ragged(batch, values, groups)

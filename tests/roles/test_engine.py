@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -182,6 +184,13 @@ def test_a_prompt_that_does_not_fit_names_the_setting() -> None:
         make_engine().generate(items(), settings(max_new_tokens=60))
     with pytest.raises(PromptTooLong, match="no tokens"):
         make_engine().generate([GenerateItem(np.zeros(0, np.int32), 0)], settings())
+
+
+def test_an_engine_is_made_from_a_runs_settings() -> None:
+    policy = SimpleNamespace(model=MODEL, seed=0, publish_dtype="bfloat16")
+    engine = TorchEngine.from_settings(SimpleNamespace(policy=policy, rollout=SimpleNamespace(device="cpu")))
+    assert engine.model.dtype == torch.bfloat16 and engine.held.version == -1
+    assert engine.generate(items(2), settings())[0].logprobs.dtype == np.float32
 
 
 def test_statistics_count_what_was_sampled() -> None:

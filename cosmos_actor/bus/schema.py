@@ -24,7 +24,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from . import codec
 from .codec import ANY_DTYPE, DTYPES, ArrayReference, Bad, Codec, Decoding, Dim, Encoding
-from .errors import SchemaError, SchemaMismatch, UnknownSchema
+from .errors import BusError, SchemaError, SchemaMismatch, UnknownSchema
 
 T = TypeVar("T")
 
@@ -157,7 +157,10 @@ class ObjectCodec(Codec):
         message: Any = object.__new__(self.cls)
         message.__dict__.update(zip(self.names, values))
         if self.post_init:
-            message.__post_init__()
+            try:
+                message.__post_init__()
+            except (ValueError, TypeError, BusError) as error:
+                raise Bad(str(error)) from None
         return message
 
     def _decode_special(self, values: List[Any], types: Tuple[type, ...], ctx: Decoding) -> List[Any]:
@@ -319,11 +322,8 @@ def schema_skew(ours: Mapping[str, Tuple[int, int]], theirs: Mapping[str, Any]) 
 
 
 def pack(plain: Any) -> bytes:
-    """msgpack bytes; SchemaMismatch if an integer has more than 64 bits."""
-    try:
-        return msgpack.packb(plain, use_bin_type=True)  # type: ignore[no-any-return]
-    except (OverflowError, ValueError) as error:
-        raise SchemaMismatch(f"a value can not travel: {error}") from None
+    """msgpack bytes. Raises OverflowError for an integer of more than 64 bits."""
+    return msgpack.packb(plain, use_bin_type=True)  # type: ignore[no-any-return]
 
 
 def unpack(data: Any) -> Any:
@@ -341,7 +341,11 @@ def _no_extensions(code: int, data: bytes) -> Any:
 def encode(message: Any) -> Tuple[bytes, List[Any]]:
     """(head bytes, raw buffers of the arrays in order). Arrays are not copied."""
     key, plain, encoding = to_plain(message)
-    return pack([*key, plain]), [codec.array_bytes(item) for item in encoding.arrays]
+    try:
+        head = pack([*key, plain])
+    except (OverflowError, ValueError) as error:
+        raise SchemaMismatch(f"schema {key[0]}: a value can not travel: {error}") from None
+    return head, [codec.array_bytes(item) for item in encoding.arrays]
 
 
 def decode(head: Any, buffers: Sequence[Any]) -> Any:

@@ -1,8 +1,9 @@
-"""Messages of the tests."""
+"""Messages of the tests. They are read by CPython 3.8 too."""
+# ruff: noqa: UP006, UP007, UP035, UP045
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Dict, List, Optional
 
 from cosmos_actor.bus.schema import Array, Json, array, schema
 
@@ -28,7 +29,7 @@ class Observation:
     episode: str
     image: Array = array("uint8", "H", "W", 3)
     joints: Array = array("float64", "J")
-    limits: Array | None = array("float64", "J", 2, optional=True)
+    limits: Optional[Array] = array("float64", "J", 2, optional=True)
     note: Json = None
 
 
@@ -39,9 +40,9 @@ class Everything:
     ratio: float
     text: str
     blob: bytes
-    maybe: float | None
-    names: list[str]
-    table: dict[str, int]
-    nested: list[Inner]
-    arrays: dict[str, Array]
+    maybe: Optional[float]
+    names: List[str]
+    table: Dict[str, int]
+    nested: List[Inner]
+    arrays: Dict[str, Array]
     payload: Any = array("bfloat16", "N", optional=True)

@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmos_actor.bus.envelope import (
-    ACK, DATA, HELLO, MESSAGE, OWN_FRAME_BYTES, PROTOCOL, WORK, item, item_head, seal_control, seal_items, unseal,
+    ACK,
+    DATA,
+    HELLO,
+    MESSAGE,
+    OWN_FRAME_BYTES,
+    PROTOCOL,
+    WORK,
+    item,
+    item_head,
+    seal_control,
+    seal_items,
+    unseal,
 )
 from cosmos_actor.bus.errors import CorruptFrame
 from cosmos_actor.bus.schema import pack
@@ -75,7 +86,8 @@ def test_bytes_that_nobody_sealed_are_corrupt(frames: list[bytes]) -> None:
 
 def test_missing_and_added_frames_are_corrupt() -> None:
     frames = captured()
-    for wrong in ([frames[0]], [*frames, b"more"], frames[1:], [frames[0][:-1], frames[1]], [frames[0] + b"x", frames[1]]):
+    cut, grown = [frames[0][:-1], frames[1]], [frames[0] + b"x", frames[1]]
+    for wrong in ([frames[0]], [*frames, b"more"], frames[1:], cut, grown):
         with pytest.raises(CorruptFrame):
             unseal(wrong)
 

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from cosmos_actor.bus import CorruptFrame, Identity, Limits
 from cosmos_actor.bus.handshake import (
-    Introduction, from_payload, introduce, judge, judge_protocol, judge_welcome, to_payload,
+    Introduction,
+    from_payload,
+    introduce,
+    judge,
+    judge_protocol,
+    judge_welcome,
+    to_payload,
 )
 from cosmos_actor.bus.schema import pack, unpack
 

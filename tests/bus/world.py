@@ -56,7 +56,9 @@ class World:
     def anywhere(self) -> str:
         return "memory://" if self.kind == "memory" else "tcp://127.0.0.1:0"
 
-    async def pair(self, *, prepare: Callable[[Bus], None] = lambda bus: None, **options: Any) -> tuple[Bus, Bus, Any]:
+    async def pair(
+        self, *, prepare: Callable[[Bus], None] = lambda bus: None, **options: Any
+    ) -> tuple[Bus, Bus, Any]:
         """(dialling controller, listening rollout, the controller's link); `prepare` registers the rollout's handlers."""
         near, far = self.bus("controller", **options), self.bus("rollout", **options)
         prepare(far)

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from cosmos_actor.bus import AddressInUse, Bus, BusError, DeadlineExceeded, KeyFileError, PeerRefused, known_schemas
-from cosmos_actor.bus import envelope
+from cosmos_actor.bus import (
+    AddressInUse,
+    Bus,
+    BusError,
+    DeadlineExceeded,
+    KeyFileError,
+    PeerRefused,
+    envelope,
+    known_schemas,
+)
 from cosmos_actor.bus.keys import KeyRing, make_run_keys
 from tests.bus.messages import Number
 from tests.bus.world import World, eventually

@@ -18,6 +18,7 @@ from .identity import Identity, host_id
 from .keys import KeyRing
 from .limits import Limits
 from .link import Link
+from .ring import Sharing
 from .schema import known_schemas, schema_key
 
 if TYPE_CHECKING:
@@ -209,9 +210,15 @@ class Bus:
         if link is not None and link.peer.incarnation == incarnation:
             self.link_over(link, reason)
 
-    def introduction(self, session: str, wanted_role: str = "", wanted_actor: str = "") -> Introduction:
+    def introduction(
+        self, session: str, wanted_role: str = "", wanted_actor: str = "", shared: Any = None
+    ) -> Introduction:
         schemas = dict(known_schemas() if self._schemas is None else self._schemas)
-        return introduce(self.identity, self.limits, schemas, host_id(), session, wanted_role, wanted_actor)
+        return introduce(self.identity, self.limits, schemas, host_id(), session, wanted_role, wanted_actor, shared)
+
+    def sharing(self) -> Sharing:
+        """Shared memory for one wire."""
+        return Sharing(self.limits.shared_bytes if self.transport.between_processes else 0)
 
     def objection(self, theirs: Introduction) -> Optional[str]:
         """Why this incarnation or session may not come in, or None."""

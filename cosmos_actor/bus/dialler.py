@@ -8,9 +8,18 @@ from typing import Any, List, Optional
 
 from .envelope import DATA, GOODBYE, HELLO, REFUSED, RESET, WELCOME, seal_control, unseal
 from .errors import BusError, CorruptFrame, DeadlineExceeded, PeerRefused
-from .handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY, from_payload, judge_protocol, judge_welcome, to_payload
+from .handshake import (
+    KEY_NOT_LISTED,
+    WRONG_SERVER_KEY,
+    Introduction,
+    from_payload,
+    judge_protocol,
+    judge_welcome,
+    to_payload,
+)
 from .link import Link
 from .receipt import until
+from .ring import Sharing
 
 
 class Dialler:
@@ -28,6 +37,7 @@ class Dialler:
         self.link: Optional[Link] = None
         self.last_trouble = "no attempt ended yet"
         self._wire: Any = None
+        self._sharing: Optional[Sharing] = None
         self._hello_at: Optional[float] = None
         self._pause_s = bus.limits.redial_first_s
         self._suspicions = 0
@@ -54,8 +64,8 @@ class Dialler:
         self._hello_at = None
         self._wire = self.bus.transport.dial(self.address, self.role, self)
 
-    def _introduction(self) -> Any:
-        return self.bus.introduction(self.session, wanted_role=self.role, wanted_actor=self.actor or "")
+    def _introduction(self, shared: Any = None) -> Any:
+        return self.bus.introduction(self.session, self.role, self.actor or "", shared)
 
     # -- the wire's owner ---------------------------------------------------------------------------------------
 
@@ -63,13 +73,16 @@ class Dialler:
         if wire is not self._wire:
             return
         self._hello_at = self.bus.clock.now()
-        if not wire.send(seal_control(HELLO, to_payload(self._introduction()))):
+        self._sharing = self.bus.sharing()
+        if not wire.send(seal_control(HELLO, to_payload(self._introduction(self._sharing.offer())))):
             self._broken("the connection takes nothing")
 
     def wire_frames(self, wire: Any, frames: List[Any]) -> None:
         if wire is not self._wire:
             return
         try:
+            if self.link is not None:
+                frames = self.link.restored(frames)
             protocol, kind, payload, arrays = unseal(frames)
             if kind == DATA and self.link is not None and self._hello_at is None:
                 self.link.receive(payload, arrays)
@@ -126,8 +139,14 @@ class Dialler:
                 return
             self.link = link
         self.link.out.on_wire_down = self._broken
-        self.link.attach(self._wire)
+        self.link.attach(self._wire, self._share(theirs))
         self._announce()
+
+    def _share(self, theirs: Introduction) -> Sharing:
+        """The link's from here on."""
+        sharing, self._sharing = self._sharing or self.bus.sharing(), None
+        sharing.accept(theirs.shared, theirs.host_id)
+        return sharing
 
     def _announce(self) -> None:
         if not self._first.done() and self.link is not None:
@@ -167,6 +186,9 @@ class Dialler:
         if self._wire is not None:
             self._wire.close()
             self._wire = None
+        if self._sharing is not None:
+            self._sharing.close()
+            self._sharing = None
 
     def tick(self, now: float) -> None:
         """A HELLO that nobody answers was lost, or the listener is stuck: try a new wire."""

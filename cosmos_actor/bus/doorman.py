@@ -31,6 +31,8 @@ class Doorman:
     def wire_frames(self, wire: Any, frames: List[Any]) -> None:
         link = self._links.get(wire)
         try:
+            if link is not None:
+                frames = link.restored(frames)
             protocol, kind, payload, arrays = unseal(frames)
             if kind == DATA and link is not None:
                 link.receive(payload, arrays)
@@ -58,12 +60,11 @@ class Doorman:
             self._refuse(wire, reason)
             return
         theirs = from_payload(payload)
-        ours = self.bus.introduction(theirs.session)
-        reason = judge(ours, theirs, wire.role) or self.bus.objection(theirs)
+        reason = judge(self.bus.introduction(theirs.session), theirs, wire.role) or self.bus.objection(theirs)
         if reason is not None:
             self._refuse(wire, reason)
             return
-        self._welcome(wire, theirs, ours)
+        self._welcome(wire, theirs)
 
     def _refuse(self, wire: Any, reason: str) -> None:
         self.refused += 1
@@ -71,13 +72,16 @@ class Doorman:
         wire.send(seal_control(REFUSED, [reason]))
         wire.close()
 
-    def _welcome(self, wire: Any, theirs: Introduction, ours: Introduction) -> None:
+    def _welcome(self, wire: Any, theirs: Introduction) -> None:
         link, is_new = self._link_for(theirs)
         self._release(link)
         self._links[wire] = link
+        sharing = self.bus.sharing()
+        sharing.accept(theirs.shared, theirs.host_id)
+        ours = self.bus.introduction(theirs.session, shared=sharing.offer())
         wire.send(seal_control(WELCOME, to_payload(ours)))
         link.out.on_wire_down = lambda reason: self.wire_down(wire, reason, False)
-        link.attach(wire)
+        link.attach(wire, sharing)
         if is_new:
             self.bus.link_is_up(link)
 

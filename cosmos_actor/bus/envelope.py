@@ -30,7 +30,7 @@ PROTOCOL = 1
 HELLO, WELCOME, REFUSED, GOODBYE, RESET, DATA = range(6)
 """Kinds. RESET: the receiver found the wire's bytes wrong; introduce yourself again on a new one."""
 
-MESSAGE, RESULT, FAILED, ACK, FLOOR, NACK, STATE_ACK, PULSE = range(8)
+MESSAGE, RESULT, FAILED, ACK, FLOOR, NACK, STATE_ACK, PULSE, TAKEN = range(9)
 """Items.
 MESSAGE    number; body [schema, version, fingerprint, plain, key or topic]
 RESULT     the handler of `number` returned this message; body as above
@@ -40,6 +40,7 @@ FLOOR      everything below `number` is settled at the sender: forget its result
 NACK       `number` is the next one wanted: send from there again
 STATE_ACK  revision `number` of topic `body` was handled
 PULSE      heartbeat: `number` is progress; body [busy for s, label, [next number of work, call, event]]
+TAKEN      everything before position `number` of your ring was read; 0 says that it is open here
 """
 
 WORK, CALL, EVENT, STATE = range(4)
@@ -73,20 +74,23 @@ def item(op: int, channel: int, number: int, body: Any = None) -> bytes:
     return item_head(op, channel, number, 0) + msgpack.packb(body, use_bin_type=True)  # type: ignore[no-any-return]
 
 
-def seal_items(items: Sequence[bytes], buffers: Sequence[Any]) -> List[Any]:
-    """Frames of one DATA message out of packed items and their arrays' bytes, in the same order."""
+def seal_items(items: Sequence[bytes], buffers: Sequence[Any], own_frame_bytes: int = OWN_FRAME_BYTES) -> List[Any]:
+    """Frames of one DATA message out of packed items and their arrays' bytes, in the same order.
+
+    Arrays larger than `own_frame_bytes` are not copied: their frames are the given buffers.
+    """
     sizes = _NO_SIZES
     if buffers:
-        sizes = msgpack.packb([len(buffer) if len(buffer) <= OWN_FRAME_BYTES else -1 for buffer in buffers])
-    return _seal([_DATA_HEAD, len(items).to_bytes(4, "big"), *items, sizes], buffers)
+        sizes = msgpack.packb([len(buffer) if len(buffer) <= own_frame_bytes else -1 for buffer in buffers])
+    return _seal([_DATA_HEAD, len(items).to_bytes(4, "big"), *items, sizes], buffers, own_frame_bytes)
 
 
 def seal_control(kind: int, payload: Any) -> List[Any]:
     """Frames of one message of another kind."""
-    return _seal([msgpack.packb([PROTOCOL, kind, payload, []], use_bin_type=True)], ())
+    return _seal([msgpack.packb([PROTOCOL, kind, payload, []], use_bin_type=True)], (), 0)
 
 
-def _seal(body: List[bytes], buffers: Sequence[Any]) -> List[Any]:
+def _seal(body: List[bytes], buffers: Sequence[Any], own_frame_bytes: int) -> List[Any]:
     length = sum(map(len, body))
     start = _HEAD_BYTES + length
     parts: List[Any] = [_BLANK_HEAD, *body]
@@ -96,7 +100,7 @@ def _seal(body: List[bytes], buffers: Sequence[Any]) -> List[Any]:
         start += -start % ALIGNMENT_BYTES
     for buffer in buffers:
         size = len(buffer)
-        if size > OWN_FRAME_BYTES:
+        if size > own_frame_bytes:
             apart.append(buffer)
         else:
             parts.append(buffer)
@@ -131,11 +135,11 @@ def unseal(frames: Sequence[Any]) -> Tuple[int, int, Any, List[Any]]:
     start = min(ends + -ends % ALIGNMENT_BYTES, len(frame))
     if check != crc32(frame[4:start]):
         raise CorruptFrame("the check sum of a message is wrong")
-    if len(frame) == ends and len(frames) == 1:
-        return (*_parse(frame[_HEAD_BYTES:])[:3], [])
-    if total != _sum(frame[start:], frames[1:]):
+    if (len(frame) > start or len(frames) > 1) and total != _sum(frame[start:], frames[1:]):
         raise CorruptFrame("the check sum of a message's arrays is wrong")
     protocol, kind, payload, sizes = _parse(frame[_HEAD_BYTES:ends])
+    if not sizes and len(frame) == ends and len(frames) == 1:
+        return protocol, kind, payload, []
     return protocol, kind, payload, _arrays(sizes, frame, start, frames[1:])
 
 

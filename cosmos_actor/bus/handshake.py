@@ -14,7 +14,7 @@ from .envelope import PROTOCOL
 from .errors import CorruptFrame
 from .identity import Identity
 from .limits import Limits
-from .schema import codec_of, schema, schema_skew, to_plain
+from .schema import Json, codec_of, schema, schema_skew, to_plain
 
 KEY_NOT_LISTED = "key not on the list"
 WRONG_SERVER_KEY = "wrong server key"
@@ -42,6 +42,8 @@ class Introduction:
     work_window_bytes: int
     call_window_messages: int
     event_window_messages: int
+    shared: Json
+    """How to open this side's ring of shared memory, if it has one."""
 
     @property
     def identity(self) -> Identity:
@@ -50,12 +52,12 @@ class Introduction:
 
 def introduce(
     identity: Identity, limits: Limits, schemas: Dict[str, Tuple[int, int]], host_id: str, session: str,
-    wanted_role: str = "", wanted_actor: str = "",
+    wanted_role: str = "", wanted_actor: str = "", shared: Any = None,
 ) -> Introduction:
     return Introduction(
         identity.run_id, identity.role, identity.actor, identity.incarnation, host_id, session, wanted_role,
         wanted_actor, schemas, limits.max_message_bytes, limits.work_window_messages, limits.work_window_bytes,
-        limits.call_window_messages, limits.event_window_messages,
+        limits.call_window_messages, limits.event_window_messages, shared,
     )
 
 

@@ -56,6 +56,7 @@ class Incoming:
         self._windows = (limits.work_window_messages, limits.call_window_messages, limits.event_window_messages)
         self._operations = (
             self._message, self._result, self._failed, self._ack, self._floor, self._nack, self._state_ack, self._pulse,
+            self._taken,
         )
 
     def receive(self, items: Any, frames: Sequence[Any]) -> None:
@@ -294,6 +295,9 @@ class Incoming:
 
     def _state_ack(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
         self._out.confirmed(body, number)
+
+    def _taken(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
+        self._link.ring_taken(number)
 
     # -- losses -------------------------------------------------------------------------------------------------
 

@@ -63,6 +63,9 @@ class Limits:
     drain_messages: int = 256
     """Pieces read from one socket before other sockets and tasks get their turn."""
 
+    shared_bytes: int = 1 * MIB
+    """Shared memory of a wire between two processes of one host, for arrays below the bulk threshold. 0: none is used."""
+
     linger_ms: int = 500
     """How long a closing socket tries to get rid of what it accepted (goodbyes, last acknowledgements)."""
 
@@ -71,7 +74,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) <= 0:
+            if getattr(self, field.name) <= 0 and not (field.name == "shared_bytes" and self.shared_bytes == 0):
                 raise BusError(f"{field.name} must be above 0", setting=f"bus.{field.name}")
         if self.work_window_bytes < self.max_message_bytes:
             raise BusError("work_window_bytes holds no whole message", setting="bus.work_window_bytes")

@@ -15,6 +15,7 @@ from .limits import Limits
 from .liveness import Liveness
 from .outgoing import Outgoing, Packed
 from .receipt import Receipt
+from .ring import Sharing
 from .schema import from_plain, to_plain
 
 
@@ -31,6 +32,7 @@ class Link:
         self.address = address
         self.dialled = dialled
         self.lost: Optional[str] = None
+        self.sharing = Sharing(0)
         self.wires_used = 0
         self._bus = bus
         self._limits: Limits = bus.limits
@@ -158,13 +160,35 @@ class Link:
 
     # -- for the bus --------------------------------------------------------------------------------------------
 
-    def attach(self, wire: Any) -> None:
+    def attach(self, wire: Any, sharing: Sharing) -> None:
+        self.detach()
         self.wires_used += 1
         self.liveness.heard(self._bus.clock.now())
+        self.sharing = sharing
         self.out.attach(wire)
+        if sharing.reader is not None:
+            self.out.taken(0)
 
     def detach(self) -> None:
         self.out.detach()
+        self.sharing.close()
+
+    def restored(self, frames: List[Any]) -> List[Any]:
+        """The frames as the peer sealed them, wherever they travelled."""
+        reader = self.sharing.reader
+        if reader is None or len(frames) == 1:
+            return frames
+        frames = reader.restore(frames)
+        self.out.taken(reader.taken)
+        return frames
+
+    def ring_taken(self, position: int) -> None:
+        """The peer has our ring open, and has read everything before `position`. ValueError for what is not there."""
+        writer = self.sharing.writer
+        if writer is None:
+            raise ValueError("there is no ring")
+        writer.free(position)
+        self.out.ring = writer
 
     def receive(self, items: Any, frames: Sequence[Any]) -> None:
         if self.lost is not None:
@@ -200,6 +224,7 @@ class Link:
         if closed_by_us:
             error = LinkClosed(f"link closed: {reason}", peer=peer)
         lost = self.out.end(error)
+        self.sharing.close()
         self.incoming.end()
         return lost
 

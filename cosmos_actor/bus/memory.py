@@ -69,6 +69,8 @@ class MemoryWire:
 class MemoryTransport:
     """Many buses share one ``MemoryNetwork``; addresses are ``memory://NAME``."""
 
+    between_processes = False
+
     def __init__(self, network: MemoryNetwork) -> None:
         self.network = network
         self.wires: List[MemoryWire] = []

@@ -19,9 +19,11 @@ from .envelope import (
     FLOOR,
     MESSAGE,
     NACK,
+    OWN_FRAME_BYTES,
     PULSE,
     STATE,
     STATE_ACK,
+    TAKEN,
     WORK,
     item,
     item_head,
@@ -32,6 +34,7 @@ from .handshake import Introduction
 from .latest import LatestOutbox
 from .limits import Limits
 from .receipt import Receipt, until
+from .ring import SHARED_FROM_BYTES, RingWriter
 from .schema import to_plain
 
 FLOOR_STEP = 8
@@ -57,6 +60,8 @@ class Outgoing:
     def __init__(self, peer: str, limits: Limits, theirs: Introduction, clock: Any) -> None:
         self.peer = peer
         self.wire: Any = None
+        self.ring: Optional[RingWriter] = None
+        """Where arrays go instead of the wire, once the peer has it open."""
         self.outboxes = (Outbox(), Outbox(), Outbox())
         self.credits = (
             Credit(theirs.work_window_messages, theirs.work_window_bytes),
@@ -83,6 +88,7 @@ class Outgoing:
         self._batch_bytes = 0
         self._flush_soon: Optional[asyncio.Handle] = None
         self._has_acks = False
+        self._taken = self._taken_said = -1
         self.corked = False
         """Somebody flushes anyway when it is through: no call back is needed."""
 
@@ -213,6 +219,12 @@ class Outgoing:
     def state_done(self, topic: str, revision: int) -> None:
         self.push(item(STATE_ACK, STATE, revision, topic))
 
+    def taken(self, position: int) -> None:
+        """Everything of the peer's ring before this was read; it is told with the next batch."""
+        self._taken = position
+        if position == 0:
+            self.flush_soon()
+
     def again(self, channel: int, number: int) -> None:
         """The peer misses everything from this number on."""
         for receipt in self.outboxes[channel].again(number):
@@ -260,13 +272,19 @@ class Outgoing:
             return
         if self._has_acks:
             self._add_acks()
-        if not self._items:
+        if not self._items and self._taken == self._taken_said:
             return
         if self._settled >= FLOOR_STEP:
             self._add_floors()
+        if self._taken != self._taken_said:
+            self._items.append(item(TAKEN, WORK, self._taken))
+            self._taken_said = self._taken
         items, buffers, nbytes = self._items, self._buffers, self._batch_bytes
         self._items, self._buffers, self._batch_bytes = [], [], 0
-        if self.wire.send(seal_items(items, buffers)):
+        frames = seal_items(items, buffers, OWN_FRAME_BYTES if self.ring is None else SHARED_FROM_BYTES)
+        if len(frames) > 1 and self.ring is not None:
+            frames = self.ring.move(frames)
+        if self.wire.send(frames):
             self.sent_messages += len(items)
             self.sent_bytes += nbytes
             self.flushes += 1
@@ -303,7 +321,8 @@ class Outgoing:
         self.flush()
 
     def detach(self) -> None:
-        self.wire = None
+        self.wire = self.ring = None
+        self._taken = self._taken_said = -1
         self._items, self._buffers, self._batch_bytes = [], [], 0
 
     def end(self, error: BusError) -> int:

@@ -48,6 +48,9 @@ class WireOwner(Protocol):
 class Transport(Protocol):
     """Makes wires. One per bus."""
 
+    between_processes: bool
+    """Whether a message is copied and encrypted on its way, so that shared memory saves something."""
+
     def open(self, identity: Identity, keys: Optional[KeyRing], limits: Limits) -> None:
         """Called by the running event loop, once, before anything else."""
 

@@ -186,6 +186,8 @@ class AcceptedWire:
 class ZmqTransport:
     """``tcp://HOST:PORT`` and ``ipc://PATH``, with CURVE; without keys only when told so by name."""
 
+    between_processes = True
+
     def __init__(self, *, insecure: bool = False) -> None:
         self._insecure = insecure
         self.counter = itertools.count(1)

@@ -59,7 +59,7 @@ class World:
     async def pair(
         self, *, prepare: Callable[[Bus], None] = lambda bus: None, **options: Any
     ) -> tuple[Bus, Bus, Any]:
-        """(dialling controller, listening rollout, the controller's link); `prepare` registers the rollout's handlers."""
+        """(dialling controller, listening rollout, the former's link); `prepare` registers the rollout's handlers."""
         near, far = self.bus("controller", **options), self.bus("rollout", **options)
         prepare(far)
         address = await far.start(self.anywhere)

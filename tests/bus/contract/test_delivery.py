@@ -92,7 +92,7 @@ def test_a_flipped_bit_in_an_array_is_noticed(world: World) -> None:
     async def scenario(world: World) -> None:
         near, far, link = await world.pair(prepare=lambda bus: bus.serve(Observation, lambda message, _: message))
         sent = Observation("e", np.arange(48_000, dtype=np.uint8).reshape(100, 160, 3), np.zeros(3))
-        Meddler(link, lambda frames: flip_bit(frames, 8 * sum(map(len, frames)) - 8 * 20_000))
+        Meddler(link, lambda frames: flip_bit(frames, 8 * sum(map(len, frames)) - 8 * 20))
         back = await link.call(sent, deadline_s=10)
         assert np.array_equal(back.image, sent.image)
         assert far.statistics()["corrupt_frames"] == 1

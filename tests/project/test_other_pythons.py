@@ -122,7 +122,7 @@ def test_the_suites_of_the_bus_pass_on_python38(python38: Path, tmp_path: Path) 
     run([*pip_install, "pytest", "pytest-timeout", "hypothesis"], cwd=tmp_path, timeout=300)
     for name in SUITES_ON_38:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("tests/__init__.py", "tests/waiting.py"):
+    for name in ("tests/__init__.py", "tests/netns.py", "tests/waiting.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copy(Path(__file__).parent / "programs" / "conftest_py38.py", tmp_path / "tests" / "conftest.py")
     (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 120\nmarkers =\n slow\n heavy\n gpu\n netns\n")

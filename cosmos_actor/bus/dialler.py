@@ -81,9 +81,7 @@ class Dialler:
         if wire is not self._wire:
             return
         try:
-            if self.link is not None:
-                frames = self.link.restored(frames)
-            protocol, kind, payload, arrays = unseal(frames)
+            protocol, kind, payload, arrays = unseal(frames) if self.link is None else self.link.unseal(frames)
             if kind == DATA and self.link is not None and self._hello_at is None:
                 self.link.receive(payload, arrays)
             else:

@@ -31,9 +31,7 @@ class Doorman:
     def wire_frames(self, wire: Any, frames: List[Any]) -> None:
         link = self._links.get(wire)
         try:
-            if link is not None:
-                frames = link.restored(frames)
-            protocol, kind, payload, arrays = unseal(frames)
+            protocol, kind, payload, arrays = unseal(frames) if link is None else link.unseal(frames)
             if kind == DATA and link is not None:
                 link.receive(payload, arrays)
             elif kind == HELLO and link is None:

@@ -1,14 +1,12 @@
-"""The bytes on the wire. Pure.
+"""The bytes on the wire. Pure, but for the ring of shared memory that two processes of one host have.
 
-    frame 0   check    4 bytes, little endian: crc32 over everything up to the arrays
+    frame 0   check    4 bytes, little endian: crc32 over everything after it, then over the other frames
               length   4 bytes, little endian: of the msgpack
-              sum      8 bytes, little endian: the arrays' 64-bit words added up, modulo 2 ** 64
-              msgpack  [protocol, kind, payload, sizes]
-              arrays   each at a multiple of 16 bytes, in the order of ``sizes``, zeros between them
-    frame 1.. arrays too large to be copied into frame 0; ``sizes`` has -1 in their places
+              msgpack  [protocol, kind, payload, places]
+              arrays   each at a multiple of 16 bytes, in the order of ``places``, zeros between them
+    frame 1.. arrays too large to be copied into frame 0
 
-A sum notices any one flipped bit as crc32 does, at a tenth of its price; on a network CURVE authenticates each frame.
-
+A place is an array's size in bytes; -1: it is the next frame; [position, size]: it lies in the sender's ring.
 The payload of DATA is a list of items ``[op, channel, number, arrays, body]``: a batch shares one check and one send.
 Check, length, ``[protocol, kind, payload, ..]`` and REFUSED never change, so that another protocol is refused politely.
 """
@@ -16,13 +14,13 @@ Check, length, ``[protocol, kind, payload, ..]`` and REFUSED never change, so th
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 from zlib import crc32
 
 import msgpack  # type: ignore[import-untyped]
-import numpy as np
 
 from .errors import CorruptFrame
+from .ring import SHARED_FROM_BYTES, RingReader, RingWriter
 from .schema import unpack
 
 PROTOCOL = 1
@@ -52,15 +50,13 @@ ALIGNMENT_BYTES = 16
 OWN_FRAME_BYTES = 128 * 1024
 """A larger array travels as a frame of its own: copying it would cost more than the frame does."""
 
-_HEAD_BYTES = 16
+_HEAD_BYTES = 8
 _BLANK_HEAD = bytes(_HEAD_BYTES)
-_HEAD = Struct("<IIQ")
+_HEAD = Struct("<II")
 _CHECK = Struct("<I")
 _PADS = [bytes(count) for count in range(ALIGNMENT_BYTES)]
-_WORD = np.dtype("<u8")
-_SUM_MASK = (1 << 64) - 1
 _DATA_HEAD = bytes([0x94, PROTOCOL, DATA, 0xDD])
-_NO_SIZES = b"\x90"
+_NO_PLACES = b"\x90"
 _ITEM = Struct(">BBBBQBH")
 
 
@@ -74,97 +70,97 @@ def item(op: int, channel: int, number: int, body: Any = None) -> bytes:
     return item_head(op, channel, number, 0) + msgpack.packb(body, use_bin_type=True)  # type: ignore[no-any-return]
 
 
-def seal_items(items: Sequence[bytes], buffers: Sequence[Any], own_frame_bytes: int = OWN_FRAME_BYTES) -> List[Any]:
+def seal_items(items: Sequence[bytes], buffers: Sequence[Any], ring: Optional[RingWriter] = None) -> List[Any]:
     """Frames of one DATA message out of packed items and their arrays' bytes, in the same order.
 
-    Arrays larger than `own_frame_bytes` are not copied: their frames are the given buffers.
+    Large arrays go into the ring if there is one and it has room; else into frames that are the given buffers.
     """
-    sizes = _NO_SIZES
+    places = _NO_PLACES
     if buffers:
-        sizes = msgpack.packb([len(buffer) if len(buffer) <= own_frame_bytes else -1 for buffer in buffers])
-    return _seal([_DATA_HEAD, len(items).to_bytes(4, "big"), *items, sizes], buffers, own_frame_bytes)
+        found = [_place(buffer, ring) for buffer in buffers]
+        buffers = [buffer for buffer, place in zip(buffers, found) if type(place) is int]
+        places = msgpack.packb(found)
+    return _seal([_DATA_HEAD, len(items).to_bytes(4, "big"), *items, places], buffers)
+
+
+def _place(buffer: Any, ring: Optional[RingWriter]) -> Any:
+    size = len(buffer)
+    if ring is not None and size >= SHARED_FROM_BYTES:
+        position = ring.put(buffer)
+        if position is not None:
+            return (position, size)
+    return size if size <= OWN_FRAME_BYTES else -1
 
 
 def seal_control(kind: int, payload: Any) -> List[Any]:
     """Frames of one message of another kind."""
-    return _seal([msgpack.packb([PROTOCOL, kind, payload, []], use_bin_type=True)], (), 0)
+    return _seal([msgpack.packb([PROTOCOL, kind, payload, []], use_bin_type=True)], ())
 
 
-def _seal(body: List[bytes], buffers: Sequence[Any], own_frame_bytes: int) -> List[Any]:
+def _seal(body: List[bytes], buffers: Sequence[Any]) -> List[Any]:
     length = sum(map(len, body))
-    start = _HEAD_BYTES + length
     parts: List[Any] = [_BLANK_HEAD, *body]
     apart = []
     if buffers:
-        parts.append(_PADS[-start % ALIGNMENT_BYTES])
-        start += -start % ALIGNMENT_BYTES
+        parts.append(_PADS[-(_HEAD_BYTES + length) % ALIGNMENT_BYTES])
     for buffer in buffers:
         size = len(buffer)
-        if size > own_frame_bytes:
+        if size > OWN_FRAME_BYTES:
             apart.append(buffer)
         else:
             parts.append(buffer)
             parts.append(_PADS[-size % ALIGNMENT_BYTES])
     frame = bytearray().join(parts)
-    held = memoryview(frame)
-    _HEAD.pack_into(frame, 0, 0, length, _sum(held[start:], apart) if buffers else 0)
-    _CHECK.pack_into(frame, 0, crc32(held[4:start]))
+    _HEAD.pack_into(frame, 0, 0, length)
+    check = crc32(memoryview(frame)[4:])
+    for buffer in apart:
+        check = crc32(buffer, check)
+    _CHECK.pack_into(frame, 0, check)
     return [frame, *apart]
 
 
-def _sum(arrays: Any, apart: Sequence[Any]) -> int:
-    total = _words(arrays)
-    for buffer in apart:
-        total += _words(buffer)
-    return total & _SUM_MASK
-
-
-def _words(data: Any) -> int:
-    count, rest = divmod(len(data), _WORD.itemsize)
-    total = int(np.add.reduce(np.frombuffer(data, _WORD, count))) if count else 0
-    return total + int.from_bytes(data[-rest:], "little") if rest else total
-
-
-def unseal(frames: Sequence[Any]) -> Tuple[int, int, Any, List[Any]]:
+def unseal(frames: Sequence[Any], ring: Optional[RingReader] = None) -> Tuple[int, int, Any, List[Any]]:
     """(protocol, kind, payload, arrays' bytes) of received frames. Raises CorruptFrame for bytes nobody sealed."""
     frame = memoryview(frames[0]) if frames else memoryview(b"")
-    if len(frame) < _HEAD_BYTES:
+    if len(frame) <= _HEAD_BYTES:
         raise CorruptFrame("a message without a head")
-    check, length, total = _HEAD.unpack_from(frame)
-    ends = _HEAD_BYTES + length
-    start = min(ends + -ends % ALIGNMENT_BYTES, len(frame))
-    if check != crc32(frame[4:start]):
+    check = crc32(frame[4:])
+    for other in frames[1:]:
+        check = crc32(other, check)
+    claimed, length = _HEAD.unpack_from(frame)
+    if check != claimed:
         raise CorruptFrame("the check sum of a message is wrong")
-    if (len(frame) > start or len(frames) > 1) and total != _sum(frame[start:], frames[1:]):
-        raise CorruptFrame("the check sum of a message's arrays is wrong")
-    protocol, kind, payload, sizes = _parse(frame[_HEAD_BYTES:ends])
-    if not sizes and len(frame) == ends and len(frames) == 1:
+    ends = _HEAD_BYTES + length
+    protocol, kind, payload, places = _parse(frame[_HEAD_BYTES:ends])
+    if not places:
         return protocol, kind, payload, []
-    return protocol, kind, payload, _arrays(sizes, frame, start, frames[1:])
+    return protocol, kind, payload, _arrays(places, frame, ends, frames[1:], ring)
 
 
-def _arrays(sizes: Any, frame: Any, position: int, apart: Sequence[Any]) -> List[Any]:
-    arrays, taken = [], 0
+def _arrays(places: Any, frame: Any, ends: int, apart: Sequence[Any], ring: Optional[RingReader]) -> List[Any]:
+    arrays, taken, position = [], 0, ends + -ends % ALIGNMENT_BYTES
     try:
-        for size in sizes:
-            if size < 0:
+        for place in places:
+            if type(place) is list and ring is not None:
+                arrays.append(ring.take(*place))
+            elif place < 0:
                 arrays.append(apart[taken])
                 taken += 1
-                continue
-            arrays.append(frame[position:position + size])
-            position += size + -size % ALIGNMENT_BYTES
+            else:
+                arrays.append(frame[position:position + place])
+                position += place + -place % ALIGNMENT_BYTES
     except (TypeError, IndexError) as error:
         raise CorruptFrame(f"arrays are missing: {error}") from None
-    if position != len(frame) or taken != len(apart):
+    if taken != len(apart) or position not in (len(frame), len(frame) + -len(frame) % ALIGNMENT_BYTES):
         raise CorruptFrame("the sizes of a message's arrays do not add up")
     return arrays
 
 
 def _parse(body: Any) -> Tuple[int, int, Any, Any]:
     try:
-        protocol, kind, payload, sizes = unpack(body)
+        protocol, kind, payload, places = unpack(body)
     except (ValueError, TypeError) as error:
         raise CorruptFrame(f"a message that is no envelope: {error}") from None
-    if type(protocol) is not int or type(kind) is not int or type(sizes) is not list:
+    if type(protocol) is not int or type(kind) is not int or type(places) is not list:
         raise CorruptFrame("a message that is no envelope")
-    return protocol, kind, payload, sizes
+    return protocol, kind, payload, places

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Coroutine, Dict, List, Optional, Sequence, Tuple
 
 from .codec import ArrayReference
-from .envelope import CALL, EVENT, GOODBYE, WORK, seal_control
+from .envelope import CALL, EVENT, GOODBYE, WORK, seal_control, unseal
 from .errors import BusError, GapError, LinkClosed, PeerLost
 from .handshake import Introduction
 from .identity import Identity
@@ -167,20 +167,21 @@ class Link:
         self.sharing = sharing
         self.out.attach(wire)
         if sharing.reader is not None:
-            self.out.taken(0)
+            self.out.taken = 0
+            self.out.flush_soon()
 
     def detach(self) -> None:
         self.out.detach()
         self.sharing.close()
 
-    def restored(self, frames: List[Any]) -> List[Any]:
-        """The frames as the peer sealed them, wherever they travelled."""
+    def unseal(self, frames: List[Any]) -> Tuple[int, int, Any, List[Any]]:
+        """A message of the peer, with its arrays wherever they travelled."""
         reader = self.sharing.reader
-        if reader is None or len(frames) == 1:
-            return frames
-        frames = reader.restore(frames)
-        self.out.taken(reader.taken)
-        return frames
+        if reader is None:
+            return unseal(frames)
+        opened = unseal(frames, reader)
+        self.out.taken = reader.taken
+        return opened
 
     def ring_taken(self, position: int) -> None:
         """The peer has our ring open, and has read everything before `position`. ValueError for what is not there."""

@@ -19,7 +19,6 @@ from .envelope import (
     FLOOR,
     MESSAGE,
     NACK,
-    OWN_FRAME_BYTES,
     PULSE,
     STATE,
     STATE_ACK,
@@ -34,12 +33,15 @@ from .handshake import Introduction
 from .latest import LatestOutbox
 from .limits import Limits
 from .receipt import Receipt, until
-from .ring import SHARED_FROM_BYTES, RingWriter
+from .ring import RingWriter
 from .schema import to_plain
 
 FLOOR_STEP = 8
 """The peer keeps at most this many results too long; told of each, it had more work with floors than with calls."""
 
+
+NOT_OPEN = -1
+"""The position of a ring that is not open."""
 
 _NO_BUFFERS: Sequence[Any] = ()
 
@@ -88,7 +90,8 @@ class Outgoing:
         self._batch_bytes = 0
         self._flush_soon: Optional[asyncio.Handle] = None
         self._has_acks = False
-        self._taken = self._taken_said = -1
+        self.taken = self._taken_said = NOT_OPEN
+        """Everything of the peer's ring before `taken` was read; it is told with the next batch."""
         self.corked = False
         """Somebody flushes anyway when it is through: no call back is needed."""
 
@@ -219,12 +222,6 @@ class Outgoing:
     def state_done(self, topic: str, revision: int) -> None:
         self.push(item(STATE_ACK, STATE, revision, topic))
 
-    def taken(self, position: int) -> None:
-        """Everything of the peer's ring before this was read; it is told with the next batch."""
-        self._taken = position
-        if position == 0:
-            self.flush_soon()
-
     def again(self, channel: int, number: int) -> None:
         """The peer misses everything from this number on."""
         for receipt in self.outboxes[channel].again(number):
@@ -272,19 +269,16 @@ class Outgoing:
             return
         if self._has_acks:
             self._add_acks()
-        if not self._items and self._taken == self._taken_said:
+        if self.taken != self._taken_said:
+            self._items.append(item(TAKEN, WORK, self.taken))
+            self._taken_said = self.taken
+        if not self._items:
             return
         if self._settled >= FLOOR_STEP:
             self._add_floors()
-        if self._taken != self._taken_said:
-            self._items.append(item(TAKEN, WORK, self._taken))
-            self._taken_said = self._taken
         items, buffers, nbytes = self._items, self._buffers, self._batch_bytes
         self._items, self._buffers, self._batch_bytes = [], [], 0
-        frames = seal_items(items, buffers, OWN_FRAME_BYTES if self.ring is None else SHARED_FROM_BYTES)
-        if len(frames) > 1 and self.ring is not None:
-            frames = self.ring.move(frames)
-        if self.wire.send(frames):
+        if self.wire.send(seal_items(items, buffers, self.ring)):
             self.sent_messages += len(items)
             self.sent_bytes += nbytes
             self.flushes += 1
@@ -322,7 +316,7 @@ class Outgoing:
 
     def detach(self) -> None:
         self.wire = self.ring = None
-        self._taken = self._taken_said = -1
+        self.taken = self._taken_said = NOT_OPEN
         self._items, self._buffers, self._batch_bytes = [], [], 0
 
     def end(self, error: BusError) -> int:

@@ -11,7 +11,6 @@ A ring belongs to one wire and ends with it: what was under way is sent again ov
 from __future__ import annotations
 
 import os
-from struct import Struct
 from typing import Any, List, Optional
 
 import numpy as np
@@ -23,9 +22,7 @@ from .identity import host_id
 SHARED_FROM_BYTES = 4096
 """Below it the copy into the message is cheaper than a place in the ring."""
 
-_PLACE = Struct("<QQ")
 _ALIGNMENT_BYTES = 64
-_TOKEN_BYTES = 16
 
 
 class RingWriter:
@@ -37,7 +34,7 @@ class RingWriter:
         self._next = 0
         self._freed = 0
         self.arrays = 0
-        """Moved so far."""
+        """Put so far."""
 
     def offer(self) -> List[Any]:
         """What the peer needs to open it: process, descriptor, token, size."""
@@ -53,21 +50,11 @@ class RingWriter:
             begin += self._capacity - place
         if begin + nbytes - freed > self._capacity:
             return None
+        self.arrays += 1
         self._arena.block(self._arena.first_byte + begin % self._capacity, nbytes)[:] = np.frombuffer(buffer, np.uint8)
         self._freed = freed
         self._next = begin + nbytes + -nbytes % _ALIGNMENT_BYTES
         return begin
-
-    def move(self, frames: List[Any]) -> List[Any]:
-        """The frames with all but the first in the ring; the same frames when they do not fit now."""
-        places = [self._arena.token]
-        for frame in frames[1:]:
-            position = self.put(frame)
-            if position is None:
-                return frames
-            places.append(_PLACE.pack(position, len(frame)))
-        self.arrays += len(places) - 1
-        return [frames[0], b"".join(places)]
 
     def free(self, position: int) -> None:
         """The receiver has read everything before. Raises ValueError for what was never written."""
@@ -89,19 +76,13 @@ class RingReader:
         pid, fd, token, size_bytes = offer
         self._view = ArenaView(pid, fd, token, size_bytes)
         self._capacity = size_bytes - self._view.first_byte
-        self.token = token
         self.taken = 0
         """Everything before it was read."""
 
-    def restore(self, frames: List[Any]) -> List[Any]:
-        """The frames as they were sealed. Raises CorruptFrame for places outside the ring."""
-        if len(frames) != 2 or frames[1][:_TOKEN_BYTES] != self.token or len(frames[1]) % _PLACE.size:
-            return frames
-        return [frames[0], *(self._take(*place) for place in _PLACE.iter_unpack(frames[1][_TOKEN_BYTES:]))]
-
-    def _take(self, position: int, nbytes: int) -> bytes:
+    def take(self, position: int, nbytes: int) -> bytes:
+        """A copy of an array there; its place may be used again then. Raises CorruptFrame for places outside."""
         place = position % self._capacity
-        if position < self.taken or place + nbytes > self._capacity:
+        if type(nbytes) is not int or position < self.taken or not 0 <= nbytes <= self._capacity - place:
             raise CorruptFrame("an array outside its ring")
         begin = self._view.first_byte + place
         self.taken = position + nbytes + -nbytes % _ALIGNMENT_BYTES

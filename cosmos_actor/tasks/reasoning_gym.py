@@ -77,7 +77,7 @@ def _create(name: str, config: dict[str, Any]) -> Any:
     try:
         import reasoning_gym
     except ImportError as error:
-        raise NotFound("data.task = reasoning_gym needs `pip install reasoning-gym`", setting="data.task") from error
+        raise NotFound(f"data.task = reasoning_gym needs `pip install reasoning-gym` ({error})") from error
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:

@@ -58,6 +58,10 @@ class Encoding:
         return slot
 
 
+NO_ARRAYS = Encoding()
+"""Of every message whose schema has none; nothing is ever added to it."""
+
+
 class Decoding:
     """Frames to read from; references met on the way; arrays to put in the references' places."""
 

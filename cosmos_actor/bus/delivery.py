@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-NEW, RUNNING, FINISHED, SETTLED, GAP = "new", "running", "finished", "settled", "gap"
-"""Verdicts: first time here; its handler runs; its result is kept; long settled; numbers before it are missing."""
+NEW, RUNNING, FINISHED, SETTLED, GAP, OVER = "new", "running", "finished", "settled", "gap", "over"
+"""Verdicts: first time here; its handler runs; its result is kept; long settled; numbers are missing; no credit."""
 
 
 class Outbox:
@@ -28,6 +28,7 @@ class Outbox:
         return len(self._entries)
 
     def add(self, entry: Any) -> int:
+        """Its number, which is `next_number`."""
         number = self.next_number
         self.next_number = number + 1
         self._entries[number] = entry
@@ -77,7 +78,9 @@ class Outbox:
 class Inbox:
     """A number reaches the handler once, in order; its result is repeated until the sender has it."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int) -> None:
+        """At most `window` numbers run at a time: what the sender was granted."""
+        self._window = window
         self.expected = 1
         self.floor = 1
         self.duplicates = 0
@@ -86,8 +89,10 @@ class Inbox:
         self._results: Dict[int, Any] = {}
 
     def accept(self, number: int) -> str:
-        """The verdict. NEW makes the number RUNNING; GAP changes nothing but the count."""
+        """The verdict. NEW makes the number RUNNING; GAP and OVER change nothing but a count."""
         if number == self.expected:
+            if len(self._running) >= self._window:
+                return OVER
             self.expected = number + 1
             self._running[number] = None
             return NEW

@@ -58,20 +58,16 @@ class Lane:
         self._run = run
         self._tasks = tasks
         self._queue: Deque[Any] = deque()
-        self._active = 0
-
-    @property
-    def idle(self) -> bool:
-        return not self._active
+        self.active = 0
 
     def clear(self) -> None:
         self._queue.clear()
 
     def submit(self, job: Any) -> None:
-        if self._active >= self._concurrency:
+        if self.active >= self._concurrency:
             self._queue.append(job)
             return
-        self._active += 1
+        self.active += 1
         task = asyncio.ensure_future(self._work(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -82,4 +78,4 @@ class Lane:
                 await self._run(job)
                 job = self._queue.popleft() if self._queue else None
         finally:
-            self._active -= 1
+            self.active -= 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from functools import partial
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import errors
 from .codec import ArrayReference
-from .delivery import FINISHED, GAP, NEW, SETTLED, Inbox
+from .delivery import FINISHED, GAP, NEW, OVER, SETTLED, Inbox
 from .envelope import CALL, CHANNELS, EVENT, FAILED, RESULT, STATE, WORK, item_head
 from .errors import BusError, CorruptFrame, GapError, RemoteError
 from .handlers import Handler, HandlerTable, Lane
@@ -32,6 +33,9 @@ class Job(NamedTuple):
     """(body, frames), to decode once more when the references were fetched."""
 
 
+_job = partial(tuple.__new__, Job)
+"""Job's own constructor is a Python function; this one is called for every message."""
+
 Answer = Optional[Tuple[int, Packed]]
 """None: done without a result. Else RESULT or FAILED and its body."""
 
@@ -40,7 +44,9 @@ class Incoming:
     """Each number reaches its handler once; whatever the handler does, the sender gets exactly one answer."""
 
     def __init__(self, link: Any, out: Outgoing, table: HandlerTable, limits: Limits, executor: Any) -> None:
-        self.inboxes = (Inbox(), Inbox(), Inbox())
+        self.inboxes = (
+            Inbox(limits.work_window_messages), Inbox(limits.call_window_messages), Inbox(limits.event_window_messages),
+        )
         self.latest = LatestInbox()
         self.states: Dict[str, Any] = {}
         self.tasks: Set[Any] = set()
@@ -53,7 +59,6 @@ class Incoming:
         self._lanes: Dict[str, Lane] = {}
         self._keyed: OrderedDict[str, Any] = OrderedDict()
         self._lingering: List[Set[int]] = [set(), set(), set()]
-        self._windows = (limits.work_window_messages, limits.call_window_messages, limits.event_window_messages)
         self._operations = (
             self._message, self._result, self._failed, self._ack, self._floor, self._nack, self._state_ack, self._pulse,
             self._taken,
@@ -88,8 +93,6 @@ class Incoming:
         inbox = self.inboxes[channel]
         verdict = inbox.accept(number)
         if verdict is NEW:
-            if inbox.running > self._windows[channel]:
-                raise CorruptFrame(f"the peer sent more {CHANNELS[channel]} than its credit")
             self._begin(channel, number, body, frames)
         elif verdict is FINISHED:
             self._answer(channel, number, inbox.result(number))
@@ -97,6 +100,8 @@ class Incoming:
             self._out.acknowledge(channel, number)
         elif verdict is GAP:
             self._gap(channel, inbox.expected, number - 1)
+        elif verdict is OVER:
+            raise CorruptFrame(f"the peer sent more {CHANNELS[channel]} than its credit")
 
     def _begin(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
         name, version, fingerprint, plain, extra = body
@@ -110,7 +115,7 @@ class Incoming:
         if references:
             self._link.borrow(references)
         table = self._table.events if channel == EVENT else self._table.requests
-        job = Job(table.get(name), channel, number, extra, message, references, (body, frames))
+        job = _job((table.get(name), channel, number, extra, message, references, (body, frames)))
         self._dispatch("event" if channel == EVENT and name not in self._table.apart else name, job)
 
     def _dispatch(self, lane_name: str, job: Job) -> None:
@@ -118,11 +123,10 @@ class Incoming:
         lane = self._lanes.get(lane_name)
         if lane is None:
             lane = self._lanes[lane_name] = Lane(handler.concurrency if handler else 1, self._run, self.tasks)
-        plain = handler is None or not (handler.is_async or self._executor)
-        if plain and lane.idle and not job.references:
-            self._run_inline(job)
-        else:
+        if lane.active or job.references or (handler is not None and (handler.is_async or self._executor)):
             lane.submit(job)
+        else:
+            self._run_inline(job)
 
     def _run_inline(self, job: Job) -> None:
         try:
@@ -245,31 +249,29 @@ class Incoming:
         try:
             message, references = from_plain((name, version, fingerprint), plain, frames)
         except BusError as error:
-            self._out.settle(receipt, error)
+            self._out.settle([receipt], error)
             return
         if references and self._link.resolves_bulk:
             self._link.spawn(self._fetch_result(receipt, (body, frames), references))
         else:
             self._link.borrow(references)
-            self._out.settle(receipt, message)
+            self._out.settle([receipt], message)
 
     async def _fetch_result(self, receipt: Any, wire_form: Any, references: List[ArrayReference]) -> None:
         try:
             value = await self._link.fetch(wire_form, references)
         except BusError as error:
             value = error
-        self._out.settle(receipt, value)
+        self._out.settle([receipt], value)
 
     def _failed(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
         receipt = self._out.outboxes[channel].done(number)
         if receipt is not None:
             kind, text = body
-            self._out.settle(receipt, _remote(kind, text, receipt.facts()))
+            self._out.settle([receipt], _remote(kind, text, receipt.facts()))
 
     def _ack(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
-        settle = self._out.settle
-        for receipt in self._out.outboxes[channel].done_range(number, body):
-            settle(receipt, None)
+        self._out.settle(self._out.outboxes[channel].done_range(number, body), None)
 
     def _floor(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
         self.inboxes[channel].release(number)

@@ -54,8 +54,8 @@ class Limits:
     redial_last_s: float = 0.5
     """Pause between two attempts to reach a peer, doubling from first to last: no busy loop while it restarts."""
 
-    batch_messages: int = 64
-    """Small messages sent in one piece: at 64 the cost of a send is a few percent of a message's."""
+    batch_messages: int = 128
+    """Small messages sent in one piece: at 128 the cost of a send is a few percent of a message's."""
 
     batch_bytes: int = 128 * KIB
     """A batch is sent when it holds this much, so that it stays under the receiver's largest frame."""
@@ -64,7 +64,7 @@ class Limits:
     """Pieces read from one socket before other sockets and tasks get their turn."""
 
     shared_bytes: int = 1 * MIB
-    """Shared memory of a wire between two processes of one host, for arrays below the bulk threshold. 0: none is used."""
+    """Shared memory of a wire between two processes of a host, for arrays below the bulk threshold. 0: none is used."""
 
     linger_ms: int = 500
     """How long a closing socket tries to get rid of what it accepted (goodbyes, last acknowledgements)."""

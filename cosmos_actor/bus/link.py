@@ -76,7 +76,7 @@ class Link:
         """
         deadline_s = self._limits.default_deadline_s if deadline_s is None else deadline_s
         encoded = to_plain(message)
-        if self._bus.bulk is None:
+        if self._bus.bulk is None:  # one coroutine less for small messages
             return await self.out.send(WORK, self.out.pack(message, None, encoded), deadline_s)
         return await self.out.send(WORK, await self.pack(message, None, deadline_s, encoded), deadline_s)
 
@@ -244,5 +244,5 @@ class Link:
 
 def redecode(body: Sequence[Any], frames: Sequence[Any], arrays: Sequence[Any]) -> Any:
     """The message again, with these arrays in its references' places."""
-    return from_plain(body[:3], body[3], frames, arrays)[0]
+    return from_plain(tuple(body[:3]), body[3], frames, arrays)[0]
 

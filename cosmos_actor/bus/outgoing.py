@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import msgpack  # type: ignore[import-untyped]
@@ -56,6 +57,10 @@ class Packed(NamedTuple):
     """References in it that the peer holds from now on."""
 
 
+_packed: Any = partial(tuple.__new__, Packed)
+"""Packed's own constructor is a Python function; this one is called for every message."""
+
+
 class Outgoing:
     """Nothing accepted is forgotten before it is done; a new wire gets all of it again, in order."""
 
@@ -78,7 +83,7 @@ class Outgoing:
         self._ended: Optional[BusError] = None
         self._batch_limit = limits.batch_messages
         self._bytes_limit = limits.batch_bytes
-        self._clock = clock
+        self._now = clock.now
         self._loop = asyncio.get_running_loop()
         self._pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
         self._waiting: Tuple[Deque[Any], ...] = (deque(), deque(), deque())
@@ -114,7 +119,7 @@ class Outgoing:
                 f"message {name} has {nbytes} bytes, the link takes {self.max_bytes}; send arrays over the bulk plane",
                 peer=self.peer, setting="bus.max_message_bytes",
             )
-        return Packed(body, buffers, nbytes)
+        return _packed((body, buffers, nbytes, ()))  # type: ignore[no-any-return]
 
     def pack_plain(self, plain: Any) -> bytes:
         return self._pack(plain)  # type: ignore[no-any-return]
@@ -130,10 +135,11 @@ class Outgoing:
             except BaseException:
                 self.on_not_accepted(packed)
                 raise
-        receipt = Receipt(self.peer, channel, packed, self._clock.now)
         outbox = self.outboxes[channel]
-        number = receipt.number = outbox.add(receipt)
-        data = receipt.data = item_head(MESSAGE, channel, number, len(packed.buffers)) + packed.body
+        number = outbox.next_number
+        data = item_head(MESSAGE, channel, number, len(packed.buffers)) + packed.body
+        receipt = Receipt(self.peer, channel, number, data, packed, self._now)
+        outbox.add(receipt)
         if now:
             self._append(data, packed.buffers)
             self.flush()
@@ -141,16 +147,15 @@ class Outgoing:
             await asyncio.sleep(0)  # a sender in a tight loop must not starve the readers
         return receipt
 
-    def settle(self, receipt: Optional[Receipt], value: Any) -> None:
-        """The peer is done with it; its credit goes to whoever waits longest."""
-        if receipt is None:
-            return
-        receipt.settle(value)
-        channel = receipt.channel
-        self._settled += 1
-        self.credits[channel].give_back(receipt.nbytes)
-        if self._waiting[channel]:
-            self._hand_on_credit(channel)
+    def settle(self, receipts: Sequence[Receipt], value: Any) -> None:
+        """The peer is done with them; their credit goes to whoever waits longest."""
+        for receipt in receipts:
+            self.credits[receipt.channel].give_back(receipt.packed.nbytes)
+            receipt.settle(value)
+            self._settled += 1
+        for channel in (WORK, CALL, EVENT):
+            if self._waiting[channel]:
+                self._hand_on_credit(channel)
 
     async def _wait_for_credit(self, channel: int, nbytes: int, deadline_s: float) -> None:
         if self._ended is not None:
@@ -188,7 +193,7 @@ class Outgoing:
         text = f"no credit for {deadline_s:g} s"
         if oldest is not None:
             facts = oldest.facts()
-            text += f"; the oldest message is not done after {self._clock.now() - oldest.since:.1f} s"
+            text += f"; the oldest message is not done after {self._now() - oldest.since:.1f} s"
         return DeadlineExceeded(text, setting=f"bus.{CHANNELS[channel]}_window_messages", **facts)
 
     # -- state --------------------------------------------------------------------------------------------------
@@ -225,7 +230,7 @@ class Outgoing:
     def again(self, channel: int, number: int) -> None:
         """The peer misses everything from this number on."""
         for receipt in self.outboxes[channel].again(number):
-            self.push(receipt.data, receipt.buffers)
+            self.push(receipt.data, receipt.packed.buffers)
 
     def pulse(self, progress: int, busy_s: float, label: str) -> None:
         """A heartbeat; it also says what we sent and what we know, so that a loss shows at the last message too."""
@@ -243,8 +248,8 @@ class Outgoing:
         if len(self._items) >= self._batch_limit or self._batch_bytes >= self._bytes_limit:
             self.flush()
             return True
-        if not self.corked:
-            self.flush_soon()
+        if not self.corked and self._flush_soon is None:
+            self._flush_soon = self._loop.call_soon(self.flush)
         return False
 
     def _append(self, data: bytes, buffers: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional
 
 from .envelope import CHANNELS
 from .errors import BusError, DeadlineExceeded
@@ -32,17 +32,16 @@ class Receipt:
         accepted -> (delivered, maybe several times) -> done
     """
 
-    __slots__ = (
-        "peer", "channel", "number", "data", "buffers", "nbytes", "since", "_now", "_done", "_value", "_waiters",
-    )
+    __slots__ = ("peer", "channel", "number", "data", "packed", "since", "_now", "_done", "_value", "_waiters")
 
-    def __init__(self, peer: str, channel: int, packed: Any, now: Callable[[], float]) -> None:
+    def __init__(
+        self, peer: str, channel: int, number: int, data: bytes, packed: Any, now: Callable[[], float]
+    ) -> None:
         self.peer = peer
         self.channel = channel
-        self.nbytes: int = packed.nbytes
-        self.number = 0
-        self.data = b""
-        self.buffers: Sequence[Any] = packed.buffers
+        self.number = number
+        self.data = data
+        self.packed = packed
         self.since = now()
         self._now = now
         self._done = False
@@ -85,8 +84,7 @@ class Receipt:
             return
         self._done = True
         self._value = value
-        self.data = b""
-        self.buffers = ()
+        self.data, self.packed = b"", None
         if self._waiters is not None:
             for waiter in self._waiters:
                 if not waiter.done():

@@ -23,7 +23,7 @@ from zlib import crc32
 import msgpack  # type: ignore[import-untyped]
 
 from . import codec
-from .codec import ANY_DTYPE, DTYPES, ArrayReference, Bad, Codec, Decoding, Dim, Encoding
+from .codec import ANY_DTYPE, DTYPES, NO_ARRAYS, ArrayReference, Bad, Codec, Decoding, Dim, Encoding
 from .errors import BusError, SchemaError, SchemaMismatch, UnknownSchema
 
 T = TypeVar("T")
@@ -48,7 +48,8 @@ else:
 _ARRAY = "cosmos_actor.array"
 _registry: Dict[str, type] = {}
 _codecs: Dict[Any, Any] = {}
-"""Class -> how it is encoded."""
+_named: Dict[Any, Any] = {}
+"""Class, and name -> how it is encoded."""
 
 
 def array(dtype: str = ANY_DTYPE, *dims: Dim, optional: bool = False) -> Any:
@@ -81,6 +82,7 @@ def _register(name: str, cls: type) -> None:
     if known is not None and schema_key(known) != schema_key(cls):
         raise SchemaError(f"schema {name} is declared twice with different contents: {known!r} and {cls!r}")
     _registry[name] = cls
+    _named[name] = _codecs[cls]
 
 
 def schema_key(message_type: Any) -> Tuple[str, int, int]:
@@ -279,8 +281,8 @@ def codec_of(message_or_class: Any) -> ObjectCodec:
 
 def to_plain(message: Any) -> Tuple[Tuple[str, int, int], Any, Encoding]:
     """(schema key, plain value, encoding with the arrays). Raises SchemaMismatch naming schema and field."""
-    inner = codec_of(message)
-    encoding = Encoding()
+    inner = _codecs.get(type(message)) or codec_of(message)
+    encoding = Encoding() if inner.arrays else NO_ARRAYS
     try:
         return inner.key, inner._encode(message, encoding), encoding
     except Bad as bad:
@@ -288,18 +290,17 @@ def to_plain(message: Any) -> Tuple[Tuple[str, int, int], Any, Encoding]:
 
 
 def from_plain(
-    key: Sequence[Any], plain: Any, frames: Sequence[Any], resolved: Optional[Sequence[Any]] = None
+    key: Tuple[Any, Any, Any], plain: Any, frames: Sequence[Any], resolved: Optional[Sequence[Any]] = None
 ) -> Tuple[Any, List[ArrayReference]]:
     """(message, references in it). With ``resolved`` the references' places hold these arrays instead, in order."""
-    name, version, fingerprint = key
-    inner = codec_of(schema_class(name))
-    if inner.key != (name, version, fingerprint):
-        check_key(inner.key, version, fingerprint)
+    inner = _named.get(key[0]) or codec_of(schema_class(key[0]))
+    if inner.key != key:
+        check_key(inner.key, *key[1:])
     decoding = Decoding(frames, resolved)
     try:
         return inner._decode(plain, decoding), decoding.references
     except Bad as bad:
-        raise SchemaMismatch(f"schema {name}: {bad}") from None
+        raise SchemaMismatch(f"schema {inner.name}: {bad}") from None
 
 
 def check_key(ours: Tuple[str, int, int], version: int, fingerprint: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmos_actor.bus.delivery import FINISHED, GAP, NEW, RUNNING, SETTLED, Inbox, Outbox, Ranges
+from cosmos_actor.bus.delivery import FINISHED, GAP, NEW, OVER, RUNNING, SETTLED, Inbox, Outbox, Ranges
 
 STEPS = st.lists(
     st.sampled_from(["send", "deliver", "drop", "repeat", "finish", "answer", "lose answer", "new wire", "floor"]),
@@ -18,7 +18,7 @@ class Model:
     """A sender and a receiver with a channel between them that a test drives step by step."""
 
     def __init__(self) -> None:
-        self.outbox, self.inbox = Outbox(), Inbox()
+        self.outbox, self.inbox = Outbox(), Inbox(1000)
         self.channel: list[int] = []
         self.answers: list[int] = []
         self.handled: list[int] = []
@@ -122,7 +122,7 @@ def test_done_ranges_equal_single_dones(count: int, data: st.DataObject) -> None
 
 
 def test_verdicts() -> None:
-    inbox = Inbox()
+    inbox = Inbox(1000)
     assert [inbox.accept(number) for number in (1, 1, 3, 2)] == [NEW, RUNNING, GAP, NEW]
     assert inbox.finish(1, "r") and not inbox.finish(1, "again")
     assert inbox.accept(1) is FINISHED and inbox.result(1) == "r"
@@ -131,8 +131,15 @@ def test_verdicts() -> None:
     assert inbox.statistics() == {"received": 2, "running": 1, "results_kept": 0, "duplicates": 3, "gaps": 1}
 
 
+def test_more_than_the_window_does_not_run() -> None:
+    inbox = Inbox(2)
+    assert [inbox.accept(number) for number in (1, 2, 3)] == [NEW, NEW, OVER]
+    inbox.finish(1)
+    assert inbox.accept(3) is NEW
+
+
 def test_what_was_never_sent_can_not_be_done() -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = Outbox(), Inbox(1000)
     outbox.add("a")
     for numbers in ((0, 1), (1, 2), (2, 1)):
         with pytest.raises(ValueError, match="never sent"):
@@ -144,7 +151,7 @@ def test_what_was_never_sent_can_not_be_done() -> None:
 
 
 def test_a_result_that_the_sender_already_has_is_not_kept() -> None:
-    inbox = Inbox()
+    inbox = Inbox(1000)
     inbox.accept(1), inbox.accept(2)
     inbox.finish(2, "kept")
     inbox.release(2)

@@ -42,7 +42,7 @@ def test_a_cut_wire_loses_nothing_and_repeats_nothing(world: World, side: str) -
         for receipt in receipts:
             await receipt.result(10)
         assert seen == list(range(400))
-        assert link.wires_used >= 4 and link.lost is None
+        assert link.wires_used >= 3 and link.lost is None
 
     world.run(scenario)
 

@@ -26,7 +26,7 @@ from cosmos_actor.roles.sampling import SamplingSettings, uniforms
 from cosmos_actor.roles.tokenizer import load_tokenizer
 from cosmos_actor.roles.torch_decode import Decoder, left_padded, make_decoder
 from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
-from cosmos_actor.trainer.models import load_model
+from cosmos_actor.trainer.models import load_model, use_threads
 from cosmos_actor.trainer.world import choose_device
 from cosmos_actor.weight_plane.digest import weights_digest
 
@@ -44,23 +44,24 @@ class TorchEngine:
         stop_ids: Sequence[int],
         pad_id: int,
         cuda_graphs: bool = True,
+        threads: int = 1,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
         self.held = HeldWeights(version=-1, digest="")
-        self._stop_ids, self._pad_id = tuple(stop_ids), pad_id
+        self._stop_ids, self._pad_id, self._threads = tuple(stop_ids), pad_id, threads
         self._cuda_graphs = cuda_graphs and self.device.type == "cuda"
         self._counts = {"sequences": 0.0, "tokens": 0.0, "prompt_tokens": 0.0, "seconds": 0.0, "swaps": 0.0}
 
     @classmethod
     def from_settings(cls, settings: Any) -> TorchEngine:
         """An engine for a run's settings. Its weights are those of the model's name until the first `load_weights`."""
-        policy = settings.policy
+        policy, rollout = settings.policy, settings.rollout
         tokenizer = load_tokenizer(policy.model)
         model = load_model(
-            policy.model, seed=policy.seed, dtype=policy.publish_dtype, device=choose_device(settings.rollout.device)
+            policy.model, seed=policy.seed, dtype=policy.publish_dtype, device=choose_device(rollout.device)
         )
-        return cls(model, stop_ids=tokenizer.stop_ids, pad_id=tokenizer.pad_id)
+        return cls(model, stop_ids=tokenizer.stop_ids, pad_id=tokenizer.pad_id, threads=rollout.threads)
 
     @torch.inference_mode()
     def generate(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> list[Completion]:
@@ -68,6 +69,7 @@ class TorchEngine:
         if not items:
             return []
         started = time.perf_counter()
+        use_threads(self._threads)
         self._check_lengths(items, sampling)
         decoder, logits = self._read_prompts(items, sampling)
         tokens, logprobs = self._sample(decoder, logits, items, sampling)

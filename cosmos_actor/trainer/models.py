@@ -59,6 +59,12 @@ def load_model(
     return model.to(device=device, dtype=DTYPES[dtype]).eval()
 
 
+def use_threads(count: int) -> None:
+    """Compute with `count` threads from here on in the calling thread: the order of sums depends on their number."""
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The decoder blocks: the longest list of modules in the model."""
     lists = [list(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList)]

@@ -20,7 +20,7 @@ from cosmos_actor.trainer.batch import Batch, BatchError, batch_from_groups, mic
 from cosmos_actor.trainer.forward import Scores, score_batch, score_tokens
 from cosmos_actor.trainer.metrics import Meter
 from cosmos_actor.trainer.model_weights import named_tensors, to_numpy
-from cosmos_actor.trainer.models import DTYPES, load_model
+from cosmos_actor.trainer.models import DTYPES, load_model, use_threads
 from cosmos_actor.trainer.objectives import cross_entropy, kl_estimate, ppo_clip, token_weights
 from cosmos_actor.trainer.settings import TrainerSettings
 from cosmos_actor.trainer.world import World
@@ -88,6 +88,7 @@ class PolicyTrainer:
 
     def score(self, batch: Batch) -> np.ndarray:
         """Log-probs [B, T] float32 of the learned tokens, the same on every rank; zero elsewhere."""
+        use_threads(self.settings.threads)
         result = np.zeros(batch.tokens.shape, dtype=np.float32)
         for rows, weight in self._my_parts(batch):
             part = batch.rows(rows)
@@ -132,6 +133,7 @@ class PolicyTrainer:
     def _update(self, batch: Batch, weights: np.ndarray, token_loss: TokenLoss, kind: str) -> dict[str, float]:
         """One optimiser step on the gradient of Σ w·l over `batch`. Metrics are of the rows given."""
         started = time.perf_counter()
+        use_threads(self.settings.threads)
         meter = Meter(batch.token_count)
         self.optimizer.zero_grad(set_to_none=True)
         for rows, share in self._my_parts(batch):

@@ -10,7 +10,7 @@ from cosmos_actor.actors.trajectory import TrajectoryGroup
 from cosmos_actor.trainer.batch import batch_from_groups, ragged
 from cosmos_actor.trainer.forward import score_batch
 from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
-from cosmos_actor.trainer.models import DTYPES, load_model
+from cosmos_actor.trainer.models import DTYPES, load_model, use_threads
 from cosmos_actor.trainer.settings import TrainerSettings
 from cosmos_actor.trainer.world import choose_device
 from cosmos_actor.weight_plane.digest import weights_digest
@@ -22,12 +22,17 @@ class Scorer:
     Holds the published dtype, as an engine does.
     """
 
-    def __init__(self, settings: TrainerSettings, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self, settings: TrainerSettings, *, temperature: float = 1.0, device: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """`device` and `threads` where they are not the policy's."""
+        self._threads = threads or settings.threads
         self.settings, self.temperature = settings, temperature or 1.0
         self.held: tuple[int, str] = (-1, "")
-        self.model = load_model(
-            settings.model, seed=settings.seed, dtype=settings.publish_dtype, device=choose_device(settings.device)
-        ).requires_grad_(False)
+        place = choose_device(device or settings.device)
+        model = load_model(settings.model, seed=settings.seed, dtype=settings.publish_dtype, device=place)
+        self.model = model.requires_grad_(False)
         cast = settings.publish_dtype == "float32" and settings.dtype != "float32"
         self._autocast = DTYPES[settings.dtype] if cast else None
 
@@ -42,6 +47,7 @@ class Scorer:
 
     def logprobs(self, groups: Sequence[TrajectoryGroup]) -> list[np.ndarray]:
         """The log-probs of the sampled tokens: one [N] float32 a group."""
+        use_threads(self._threads)
         batch = batch_from_groups(groups)
         values = score_batch(
             self.model, batch, temperature=self.temperature, max_tokens=self.settings.micro_batch_tokens,

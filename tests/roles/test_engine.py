@@ -188,9 +188,19 @@ def test_a_prompt_that_does_not_fit_names_the_setting() -> None:
 
 def test_an_engine_is_made_from_a_runs_settings() -> None:
     policy = SimpleNamespace(model=MODEL, seed=0, publish_dtype="bfloat16")
-    engine = TorchEngine.from_settings(SimpleNamespace(policy=policy, rollout=SimpleNamespace(device="cpu")))
+    engine = TorchEngine.from_settings(SimpleNamespace(policy=policy, rollout=SimpleNamespace(device="cpu", threads=1)))
     assert engine.model.dtype == torch.bfloat16 and engine.held.version == -1
     assert engine.generate(items(2), settings())[0].logprobs.dtype == np.float32
+
+
+def test_the_number_of_threads_is_the_settings_own() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        make_engine().generate(items(1), settings())
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_statistics_count_what_was_sampled() -> None:

@@ -47,6 +47,7 @@ def directory(tmp_path):
     rust.decoder = decoders.ByteLevel()
     rust.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     rust.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": {"content": "<|im_end|>"}, "chat_template": TEMPLATE})
     )
@@ -78,8 +79,10 @@ def test_without_a_template_the_plain_text_is_the_prompt(directory) -> None:
 
 
 def test_what_is_missing_is_named(tmp_path, directory) -> None:
-    with pytest.raises(NotFound, match=r"tokenizer\.json"):
+    with pytest.raises(NotFound, match="does not exist"):
         load_tokenizer(str(tmp_path / "nowhere"))
+    with pytest.raises(NotFound, match=r"tokenizer\.json"):
+        DirectoryTokenizer(tmp_path / "nowhere")
     (directory / "generation_config.json").unlink()
     (directory / "tokenizer_config.json").unlink()
     with pytest.raises(UserError, match="end-of-sequence"):

@@ -58,6 +58,7 @@ _PADS = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 _DATA_HEAD = bytes([0x94, PROTOCOL, DATA, 0xDD])
 _NO_PLACES = b"\x90"
 _ITEM = Struct(">BBBBQBH")
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
 def item_head(op: int, channel: int, number: int, frames: int) -> bytes:
@@ -67,7 +68,7 @@ def item_head(op: int, channel: int, number: int, frames: int) -> bytes:
 
 def item(op: int, channel: int, number: int, body: Any = None) -> bytes:
     """A whole item without arrays."""
-    return item_head(op, channel, number, 0) + msgpack.packb(body, use_bin_type=True)  # type: ignore[no-any-return]
+    return item_head(op, channel, number, 0) + _pack(body)  # type: ignore[no-any-return]
 
 
 def seal_items(items: Sequence[bytes], buffers: Sequence[Any], ring: Optional[RingWriter] = None) -> List[Any]:
@@ -79,7 +80,7 @@ def seal_items(items: Sequence[bytes], buffers: Sequence[Any], ring: Optional[Ri
     if buffers:
         found = [_place(buffer, ring) for buffer in buffers]
         buffers = [buffer for buffer, place in zip(buffers, found) if type(place) is int]
-        places = msgpack.packb(found)
+        places = _pack(found)
     return _seal([_DATA_HEAD, len(items).to_bytes(4, "big"), *items, places], buffers)
 
 
@@ -94,7 +95,7 @@ def _place(buffer: Any, ring: Optional[RingWriter]) -> Any:
 
 def seal_control(kind: int, payload: Any) -> List[Any]:
     """Frames of one message of another kind."""
-    return _seal([msgpack.packb([PROTOCOL, kind, payload, []], use_bin_type=True)], ())
+    return _seal([_pack([PROTOCOL, kind, payload, []])], ())
 
 
 def _seal(body: List[bytes], buffers: Sequence[Any]) -> List[Any]:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import os
 from typing import Any, List, Optional
 
-import numpy as np
-
 from .bulk.arena import Arena, ArenaView
 from .errors import BusError, CorruptFrame
 from .identity import host_id
@@ -30,6 +28,7 @@ class RingWriter:
 
     def __init__(self, capacity_bytes: int) -> None:
         self._arena = Arena(capacity_bytes)
+        self._bytes = self._arena.view()
         self._capacity = self._arena.capacity_bytes
         self._next = 0
         self._freed = 0
@@ -51,7 +50,8 @@ class RingWriter:
         if begin + nbytes - freed > self._capacity:
             return None
         self.arrays += 1
-        self._arena.block(self._arena.first_byte + begin % self._capacity, nbytes)[:] = np.frombuffer(buffer, np.uint8)
+        place = self._arena.first_byte + begin % self._capacity
+        self._bytes[place:place + nbytes] = buffer
         self._freed = freed
         self._next = begin + nbytes + -nbytes % _ALIGNMENT_BYTES
         return begin
@@ -63,6 +63,7 @@ class RingWriter:
         self._freed = max(self._freed, position)
 
     def close(self) -> None:
+        self._bytes.release()
         self._arena.close()
 
 

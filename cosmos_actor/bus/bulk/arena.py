@@ -62,6 +62,10 @@ class Arena:
         """The writable bytes of a block."""
         return self._bytes[offset:offset + nbytes]
 
+    def view(self) -> memoryview:
+        """All of its bytes, writable. Release it before `close`."""
+        return memoryview(self._mapping)
+
     def mark(self, offset: int, generation: int) -> None:
         """From here on the block at `offset` is array `generation` (0: none) for every reader."""
         self._cells[(offset - self.first_byte) // PAGE_BYTES] = generation

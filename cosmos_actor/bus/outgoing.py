@@ -45,6 +45,7 @@ NOT_OPEN = -1
 """The position of a ring that is not open."""
 
 _NO_BUFFERS: Sequence[Any] = ()
+_NONE = b"\xc0"
 
 
 class Packed(NamedTuple):
@@ -104,11 +105,11 @@ class Outgoing:
 
     def pack(self, message: Any, extra: Any, encoded: Any = None) -> Packed:
         """Raises SchemaMismatch or MessageTooLarge; nothing was sent then."""
-        (name, version, fingerprint), plain, encoding = encoded or to_plain(message)
+        schema, plain, encoding = encoded or to_plain(message)
         try:
-            body = self._pack((name, version, fingerprint, plain, extra))
+            body = schema.wire_head + self._pack(plain) + (_NONE if extra is None else self._pack(extra))
         except (OverflowError, ValueError, TypeError) as error:
-            raise SchemaMismatch(f"schema {name}: a value can not travel: {error}") from None
+            raise SchemaMismatch(f"schema {schema.name}: a value can not travel: {error}") from None
         nbytes = len(body)
         buffers = _NO_BUFFERS
         if encoding.arrays:
@@ -116,7 +117,7 @@ class Outgoing:
             nbytes += sum(map(len, buffers))
         if nbytes > self.max_bytes:
             raise MessageTooLarge(
-                f"message {name} has {nbytes} bytes, the link takes {self.max_bytes}; send arrays over the bulk plane",
+                f"message {schema.name} has {nbytes} bytes, the link takes {self.max_bytes}; send arrays over the bulk plane",
                 peer=self.peer, setting="bus.max_message_bytes",
             )
         return _packed((body, buffers, nbytes, ()))  # type: ignore[no-any-return]
@@ -137,9 +138,9 @@ class Outgoing:
                 raise
         outbox = self.outboxes[channel]
         number = outbox.next_number
-        data = item_head(MESSAGE, channel, number, len(packed.buffers)) + packed.body
-        receipt = Receipt(self.peer, channel, number, data, packed, self._now)
+        receipt = Receipt(self.peer, channel, number, packed, self._now)
         outbox.add(receipt)
+        data = item_head(MESSAGE, channel, number, len(packed.buffers)) + packed.body
         if now:
             self._append(data, packed.buffers)
             self.flush()
@@ -167,6 +168,8 @@ class Outgoing:
         self._waiting[channel].append(waiter)
         try:
             await until(future, deadline_s, lambda: self._no_credit(channel, deadline_s))
+            if self._ended is not None:
+                raise _copy(self._ended)
         except BaseException:
             if waiter in self._waiting[channel]:
                 self._waiting[channel].remove(waiter)
@@ -230,7 +233,9 @@ class Outgoing:
     def again(self, channel: int, number: int) -> None:
         """The peer misses everything from this number on."""
         for receipt in self.outboxes[channel].again(number):
-            self.push(receipt.data, receipt.packed.buffers)
+            packed = receipt.packed
+            head = item_head(MESSAGE, channel, receipt.number, len(packed.buffers))
+            self.push(head + packed.body, packed.buffers)
 
     def pulse(self, progress: int, busy_s: float, label: str) -> None:
         """A heartbeat; it also says what we sent and what we know, so that a loss shows at the last message too."""

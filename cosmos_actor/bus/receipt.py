@@ -26,26 +26,26 @@ def _expire(future: Any, expired: Callable[[], BusError]) -> None:
         future.set_exception(expired())
 
 
+_PENDING: Any = object()
+
+
 class Receipt:
     """One accepted message. It is done once: with a message, with None, or with an error.
 
         accepted -> (delivered, maybe several times) -> done
     """
 
-    __slots__ = ("peer", "channel", "number", "data", "packed", "since", "_now", "_done", "_value", "_waiters")
+    __slots__ = ("peer", "channel", "number", "packed", "since", "_now", "_value", "_waiters")
 
-    def __init__(
-        self, peer: str, channel: int, number: int, data: bytes, packed: Any, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, peer: str, channel: int, number: int, packed: Any, now: Callable[[], float]) -> None:
         self.peer = peer
         self.channel = channel
         self.number = number
-        self.data = data
         self.packed = packed
+        """What is sent again; None when it is done."""
         self.since = now()
         self._now = now
-        self._done = False
-        self._value: Any = None
+        self._value = _PENDING
         self._waiters: Optional[List[Any]] = None
 
     @property
@@ -54,7 +54,7 @@ class Receipt:
 
     @property
     def done(self) -> bool:
-        return self._done
+        return self._value is not _PENDING
 
     async def result(self, deadline_s: float) -> Any:
         """The message that the peer's handler returned, or None.
@@ -62,7 +62,7 @@ class Receipt:
         Raises RemoteError (the handler raised), PeerLost (the peer is gone for good), LinkClosed (we closed), or
         DeadlineExceeded; after the last the message is still under way and may be waited for again.
         """
-        if not self._done:
+        if self._value is _PENDING:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
             timer = loop.call_later(deadline_s, self._expire, waiter, deadline_s)
@@ -72,7 +72,7 @@ class Receipt:
                 await waiter
             finally:
                 timer.cancel()
-                if not self._done:
+                if self._value is _PENDING:
                     waiters.remove(waiter)
         if isinstance(self._value, BusError):
             raise self._value
@@ -80,11 +80,10 @@ class Receipt:
 
     def settle(self, value: Any) -> None:
         """The end of it; a BusError is what waiting raises. Later calls have no effect."""
-        if self._done:
+        if self._value is not _PENDING:
             return
-        self._done = True
         self._value = value
-        self.data, self.packed = b"", None
+        self.packed = None
         if self._waiters is not None:
             for waiter in self._waiters:
                 if not waiter.done():

@@ -111,7 +111,8 @@ class ObjectCodec(Codec):
     """Encodes one class. An object whose fields all have exactly their plain types takes one C-level pass."""
 
     __slots__ = (
-        "name", "cls", "key", "names", "fields", "getter", "plain_types", "post_init", "special", "pick", "picked",
+        "name", "cls", "key", "wire_head", "names", "fields", "getter", "plain_types", "post_init", "special", "pick",
+        "picked",
     )
 
     def __init__(self, name: str, version: int, cls: Any) -> None:
@@ -123,6 +124,8 @@ class ObjectCodec(Codec):
         text = f"{name}/{version}{{{described}}}"
         super().__init__(text, self._encode, self._decode, arrays=any(inner.arrays for inner in self.fields))
         self.key = (name, version, crc32(text.encode()))
+        self.wire_head = b"\x95" + b"".join(map(msgpack.packb, self.key))
+        """msgpack of the first three of [name, version, fingerprint, plain, key or topic]."""
         self.getter = _tuple_getter(self.names)
         self.plain_types = tuple(inner.plain for inner in self.fields)
         self.post_init = hasattr(cls, "__post_init__")
@@ -279,12 +282,12 @@ def codec_of(message_or_class: Any) -> ObjectCodec:
     return known  # type: ignore[no-any-return]
 
 
-def to_plain(message: Any) -> Tuple[Tuple[str, int, int], Any, Encoding]:
-    """(schema key, plain value, encoding with the arrays). Raises SchemaMismatch naming schema and field."""
+def to_plain(message: Any) -> Tuple[ObjectCodec, Any, Encoding]:
+    """(its codec, plain value, encoding with the arrays). Raises SchemaMismatch naming schema and field."""
     inner = _codecs.get(type(message)) or codec_of(message)
     encoding = Encoding() if inner.arrays else NO_ARRAYS
     try:
-        return inner.key, inner._encode(message, encoding), encoding
+        return inner, inner._encode(message, encoding), encoding
     except Bad as bad:
         raise SchemaMismatch(f"schema {inner.name}: {bad}") from None
 
@@ -341,11 +344,11 @@ def _no_extensions(code: int, data: bytes) -> Any:
 
 def encode(message: Any) -> Tuple[bytes, List[Any]]:
     """(head bytes, raw buffers of the arrays in order). Arrays are not copied."""
-    key, plain, encoding = to_plain(message)
+    inner, plain, encoding = to_plain(message)
     try:
-        head = pack([*key, plain])
+        head = pack([*inner.key, plain])
     except (OverflowError, ValueError) as error:
-        raise SchemaMismatch(f"schema {key[0]}: a value can not travel: {error}") from None
+        raise SchemaMismatch(f"schema {inner.name}: a value can not travel: {error}") from None
     return head, [codec.array_bytes(item) for item in encoding.arrays]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,3 +116,26 @@ def test_help_lists_every_public_target() -> None:
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
     listed = {line.split()[1] for line in shown.splitlines()}
     assert listed == {"help", "demo", "test", "lint", "heavy", "bench", "clean"}
+
+
+SHORT = ("run.steps=2", "policy.sft_steps=3", "run.eval_every=0")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_the_quickstarts_own_task_trains_in_processes_and_in_one(quickstart: Path) -> None:
+    command = [Path(sys.executable).parent / "cosmos-actor", "up", "larger.toml"]
+    command += [word for setting in SHORT for word in ("--set", setting)]
+    for more in (["--run-dir", "many"], ["--run-dir", "one", "--inproc"]):
+        done = subprocess.run(
+            [*command, *more], cwd=quickstart, env={**os.environ, "PYTHONPATH": "."},
+            capture_output=True, text=True, timeout=400, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    losses = [losses_of(quickstart / name / "metrics.jsonl") for name in ("many", "one")]
+    assert len(losses[0]) == 5
+    assert losses[0] == losses[1]
+
+
+def losses_of(metrics: Path) -> list[float]:
+    return [json.loads(line)["loss/total"] for line in metrics.read_text().splitlines()]

@@ -19,6 +19,7 @@ from .keys import KeyRing
 from .limits import Limits
 from .link import Link
 from .ring import Sharing
+from .roster import Roster
 from .schema import known_schemas, schema_key
 
 if TYPE_CHECKING:
@@ -83,8 +84,7 @@ class Bus:
         self._down: List[Callable[[Link, str], Any]] = []
         self._gap: List[Callable[[Link, GapError], Any]] = []
         self._published: Dict[str, Any] = {}
-        self._gone: Dict[Tuple[str, str], str] = {}
-        self._gone_sessions: Dict[str, str] = {}
+        self._roster = Roster(identity)
         self._counters = {"corrupt_frames": 0, "links_lost": 0, "gaps": 0}
         self._leaving: Set[Link] = set()
         self._ticker: Optional[asyncio.TimerHandle] = None
@@ -205,7 +205,7 @@ class Bus:
 
     def forget(self, actor: str, incarnation: str, reason: str) -> None:
         """This incarnation is dead: its link ends now, receipts raise PeerLost, it is refused should it come back."""
-        self._gone[(actor, incarnation)] = reason
+        self._roster.forget(actor, incarnation, reason)
         link = self.links.get(actor)
         if link is not None and link.peer.incarnation == incarnation:
             self.link_over(link, reason)
@@ -222,27 +222,15 @@ class Bus:
 
     def objection(self, theirs: Introduction) -> Optional[str]:
         """Why this incarnation or session may not come in, or None."""
-        gone = self._gone.get((theirs.actor, theirs.incarnation)) or self._gone_sessions.get(theirs.session)
-        if gone is not None:
-            return f"stale incarnation {theirs.incarnation[:8]} of {theirs.actor}: {gone}"
-        known = self.links.get(theirs.actor)
-        if known is None or known.session == theirs.session or known.peer.incarnation != theirs.incarnation:
-            return None
-        # Both dialled each other: the link that the smaller name dialled stands, on both sides.
-        if known.dialled and self.identity.actor < theirs.actor:
-            return f"already linked: {self.identity.actor} has dialled {theirs.actor}"
-        return None
+        return self._roster.objection(theirs, self.links.get(theirs.actor))
 
     def adopt(self, theirs: Introduction, address: str, dialled: bool) -> Link:
         """The link for a peer that passed the handshake; an older one to the same actor ends."""
         known = self.links.get(theirs.actor)
         if known is not None:
-            same = known.peer.incarnation == theirs.incarnation
-            if same and dialled and not known.dialled and known.up and theirs.actor < self.identity.actor:
+            if self._roster.stands(known, theirs, dialled):
                 return known
-            if not same:
-                self._gone[(known.actor, known.peer.incarnation)] = f"superseded by {theirs.incarnation[:8]}"
-            self.link_over(known, "a new session" if same else f"superseded by incarnation {theirs.incarnation[:8]}")
+            self.link_over(known, self._roster.supersede(known, theirs))
         link = Link(self, theirs, address, dialled)
         self.links[theirs.actor] = link
         for topic, message in self._published.items():
@@ -272,7 +260,7 @@ class Bus:
             self._ended(link, reason)
 
     def _ended(self, link: Link, reason: str) -> None:
-        self._gone_sessions[link.session] = reason
+        self._roster.session_over(link.session, reason)
         self._counters["links_lost"] += 1
         self._doorman.link_over(link)
         if self.bulk is not None:

@@ -117,7 +117,7 @@ class Outgoing:
             nbytes += sum(map(len, buffers))
         if nbytes > self.max_bytes:
             raise MessageTooLarge(
-                f"message {schema.name} has {nbytes} bytes, the link takes {self.max_bytes}; arrays go by the bulk plane",
+                f"message {schema.name} has {nbytes} bytes, the link takes {self.max_bytes}: use the bulk plane",
                 peer=self.peer, setting="bus.max_message_bytes",
             )
         return _packed((body, buffers, nbytes, ()))  # type: ignore[no-any-return]

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.json_lines import JsonLinesWriter
 from cosmos_actor.actors.messages import (
     MEMBERSHIP_TOPIC,
@@ -31,13 +30,10 @@ from cosmos_actor.actors.messages import (
 from cosmos_actor.actors.registry import Registry
 from cosmos_actor.actors.run_directory import write_whole
 from cosmos_actor.bus import Bus, BusError, Link
+from cosmos_actor.bus.handshake import Introduction
 
 STOP_JOINED_DEADLINE_S = 2.0
 """How long the head waits for a joined actor to hear that the run is over; it then finds out by itself."""
-
-
-class NameTaken(UserError):
-    """A joining actor named itself like a living one."""
 
 
 class Head:
@@ -66,6 +62,7 @@ class Head:
         bus.serve(JobFinished, self._finished)
         bus.serve_state(STATUS_TOPIC, self._status)
         bus.on_link_down(self._link_down)
+        bus.admit_by(self._objection)
         self.address = await bus.start(listen)
         return self.address
 
@@ -95,13 +92,17 @@ class Head:
         ]
         write_whole(self._status_path, json.dumps({"time": self._clock(), "head": self.address, "members": members}))
 
+    def _objection(self, theirs: Introduction) -> str | None:
+        """A name belongs to one living incarnation; a restarted actor comes after its end was reported."""
+        known = self.registry.member(theirs.actor)
+        if known is None or known.incarnation == theirs.incarnation:
+            return None
+        return f"the run has an actor named {theirs.actor} already; take another name with --name"
+
     def _settings_asked(self, message: AskSettings, link: Link) -> RunSettingsReply:
         return RunSettingsReply(self._settings, self._seed)
 
     def _announced(self, message: Announce, link: Link) -> None:
-        known = self.registry.member(link.peer.actor)
-        if known is not None and message.joined and known.incarnation != link.peer.incarnation:
-            raise NameTaken(f"the run has an actor named {known.actor} already; take another name", setting="--name")
         self.statuses.pop(link.peer.actor, None)
         self._publish(self.registry.announce(link.peer, message))
         if message.joined and self._events is not None:

@@ -83,6 +83,7 @@ class Bus:
         self._up: List[Callable[[Link], Any]] = []
         self._down: List[Callable[[Link, str], Any]] = []
         self._gap: List[Callable[[Link, GapError], Any]] = []
+        self._rule: Callable[[Introduction], Optional[str]] = lambda theirs: None
         self._published: Dict[str, Any] = {}
         self._roster = Roster(identity)
         self._counters = {"corrupt_frames": 0, "links_lost": 0, "gaps": 0}
@@ -222,7 +223,11 @@ class Bus:
 
     def objection(self, theirs: Introduction) -> Optional[str]:
         """Why this incarnation or session may not come in, or None."""
-        return self._roster.objection(theirs, self.links.get(theirs.actor))
+        return self._roster.objection(theirs, self.links.get(theirs.actor)) or self._rule(theirs)
+
+    def admit_by(self, rule: Callable[[Introduction], Optional[str]]) -> None:
+        """`rule` says why somebody who dials us may not come in, or None; asked after the bus's own rules."""
+        self._rule = rule
 
     def adopt(self, theirs: Introduction, address: str, dialled: bool) -> Link:
         """The link for a peer that passed the handshake; an older one to the same actor ends."""

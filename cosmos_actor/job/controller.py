@@ -27,6 +27,8 @@ FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 MAX_IN_FLIGHT = 2
 """Questions that one member holds at a time: one it computes and one that waits, so that it never idles in between."""
 LAST_WORD_DEADLINE_S = 5.0
+DRAIN_SIGNAL = signal.SIGUSR1
+"""Finish and save the step in hand, then end. SIGTERM ends the controller at once: the latest checkpoint is whole."""
 
 
 class ControllerRole(Role):
@@ -80,9 +82,10 @@ class ControllerProcess:
 
     def run(self, head_address: str, listen: str) -> int:
         """0 once the head knows how the job ended. What the recipe raises comes through, and the process is restarted."""
+        asked: list[str] = []
+        signal.signal(DRAIN_SIGNAL, lambda number, frame: asked.append("asked to stop"))
         job, runtime, head = self._wait(self._open(head_address, listen))
-        signal.signal(signal.SIGTERM, lambda number, frame: job.ask_to_stop("SIGTERM"))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        job.stop_asked = asked
         last_word = run_recipe(job, lambda reason: print(f"back to the latest checkpoint: {reason}", flush=True))
         self._wait(self._say(head, last_word))
         self._wait(runtime.close())

@@ -47,7 +47,8 @@ class Job:
         self.step_in_hand = 0
         """The step being done, or the last finished one between two."""
         self.epoch = 0
-        self.stop_asked = ""
+        self.stop_asked: list[str] = []
+        """Not empty: finish the step in hand, save it, and end. The items say why."""
         self.dispatched_through = 0
         self._stored: dict[int, Handle[Any]] = {}
         self._ended: BaseException | None = None
@@ -126,10 +127,6 @@ class Job:
         self.journal.roll_back(self.step)
         self.weights.start_epoch(self.epoch)
 
-    def ask_to_stop(self, why: str) -> None:
-        """Finish the step in hand, save it, and end."""
-        self.stop_asked = why
-
     async def watch(self, runtime: ActorRuntime) -> None:
         """Make every wait of the recipe end when this actor's own life does."""
         await runtime.stopped.wait()
@@ -172,7 +169,7 @@ class Job:
         if due or at_end or self.stop_asked:
             self._checkpoint()
         if self.stop_asked and self.step < self.last_step:
-            raise StopAsked(self.stop_asked)
+            raise StopAsked(self.stop_asked[0])
 
     def _checkpoint(self) -> None:
         """Two phases: every stateful role writes its part; only when all have does the tracker move."""

@@ -21,6 +21,7 @@ from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.supervisor import Supervisor
 from cosmos_actor.bus import Identity, KeyRing, make_run_keys, new_incarnation
 from cosmos_actor.job.assembly import make_bus
+from cosmos_actor.job.controller import DRAIN_SIGNAL
 from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES, SUPERVISOR
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
@@ -159,7 +160,7 @@ class Launch:
             self._stop(name)
             return
         self._observer.notice(f"{name}: finishing the step in hand; again to stop at once")
-        os.kill(controller["pid"], signal.SIGTERM)
+        os.kill(controller["pid"], DRAIN_SIGNAL)
         self._stopping = asyncio.get_running_loop().create_task(self._stop_after_drain(name))
 
     async def _stop_after_drain(self, name: str) -> None:

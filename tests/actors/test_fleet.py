@@ -1,0 +1,152 @@
+"""A question ends answered, failed by its role, past its deadline, or as lost state; it is never silently gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cosmos_actor.actors.fleet import StateLost
+from cosmos_actor.bus import DeadlineExceeded, RemoteError
+from tests.actors.small_cluster import EchoRole, SmallCluster, with_cluster
+
+
+def held() -> type[EchoRole]:
+    """A role that answers once its `gate` is set."""
+    return type("HeldRole", (EchoRole,), {"gate": asyncio.Event()})
+
+
+async def asked(cluster: SmallCluster, actor: str) -> None:
+    """Until a question is with `actor`."""
+    while not cluster.fleet.members("echo").get(actor, {}).get("in_flight"):
+        await asyncio.sleep(0.001)
+
+
+def test_a_question_goes_to_a_member_and_comes_back():
+    async def test(cluster: SmallCluster) -> None:
+        await cluster.add("echo-0")
+        answer = await cluster.ask(5)
+        assert (answer.number, answer.actor) == (5, "echo-0")
+
+    with_cluster(test)
+
+
+def test_work_is_spread_over_all_members():
+    async def test(cluster: SmallCluster) -> None:
+        for name in ("echo-0", "echo-1", "echo-2"):
+            await cluster.add(name)
+        await cluster.fleet.wait_for_members("echo", 3, 5.0)
+        answers = await asyncio.gather(*(cluster.ask(number) for number in range(30)))
+        assert {answer.actor for answer in answers} == {"echo-0", "echo-1", "echo-2"}
+        assert sorted(answer.number for answer in answers) == list(range(30))
+
+    with_cluster(test)
+
+
+def test_a_question_waits_for_a_member_that_comes_later():
+    async def test(cluster: SmallCluster) -> None:
+        question = asyncio.ensure_future(cluster.ask(1))
+        await asyncio.sleep(0)
+        assert not question.done()
+        await cluster.add("echo-0")
+        assert (await question).actor == "echo-0"
+
+    with_cluster(test)
+
+
+def test_an_error_of_the_role_comes_back_by_name_and_is_not_tried_elsewhere():
+    async def test(cluster: SmallCluster) -> None:
+        await cluster.add("echo-0")
+        with pytest.raises(RemoteError, match="ValueError: a negative number"):
+            await cluster.ask(-1)
+        assert cluster.fleet.redelivered == {}
+
+    with_cluster(test)
+
+
+def test_without_a_member_the_deadline_names_the_role_and_the_question():
+    async def test(cluster: SmallCluster) -> None:
+        with pytest.raises(DeadlineExceeded, match=r"free actor of role echo for question 1.*echo\.count"):
+            await cluster.ask(1, deadline_s=0.05)
+
+    with_cluster(test)
+
+
+def test_the_work_of_a_dead_member_is_given_to_another():
+    async def test(cluster: SmallCluster) -> None:
+        await cluster.add("echo-0", held())
+        question = asyncio.ensure_future(cluster.ask(1))
+        await asked(cluster, "echo-0")
+        await cluster.add("echo-1")
+        cluster.crash("echo-0")
+        assert (await question).actor == "echo-1"
+        assert cluster.fleet.redelivered == {"echo": 1}
+
+    with_cluster(test)
+
+
+def test_a_restarted_incarnation_takes_the_work_of_the_dead_one():
+    async def test(cluster: SmallCluster) -> None:
+        dead = await cluster.add("echo-0", held())
+        question = asyncio.ensure_future(cluster.ask(1))
+        await asked(cluster, "echo-0")
+        cluster.crash("echo-0")
+        await cluster.add("echo-0")
+        assert (await question).actor == "echo-0"
+        await dead.close()
+
+    with_cluster(test)
+
+
+@pytest.mark.parametrize("in_the_middle", [True, False], ids=["while it was asked", "between two questions"])
+def test_the_death_of_a_stateful_member_is_lost_state_until_the_job_has_gone_back(in_the_middle):
+    async def test(cluster: SmallCluster) -> None:
+        dead = await cluster.add("echo-0", held() if in_the_middle else EchoRole)
+        await cluster.fleet.wait_for_members("echo", 1, 5.0)
+        question = asyncio.ensure_future(cluster.ask(1)) if in_the_middle else None
+        await asyncio.sleep(0.01)
+        cluster.crash("echo-0", "killed by SIGKILL")
+        if question is not None:
+            with pytest.raises(StateLost, match="echo-0 is gone with what it held: .*killed by SIGKILL"):
+                await question
+        await cluster.add("echo-0")
+        with pytest.raises(StateLost, match="killed by SIGKILL"):
+            await cluster.ask(2)
+        cluster.fleet.state_is_fresh()
+        assert (await cluster.ask(3)).number == 3
+        await dead.close()
+
+    with_cluster(test, stateful=frozenset({"echo"}))
+
+
+def test_a_leaving_member_finishes_what_it_holds_and_gets_nothing_new():
+    async def test(cluster: SmallCluster) -> None:
+        gated = held()
+        leaver = await cluster.add("echo-0", gated, joined=True)
+        first = asyncio.ensure_future(cluster.ask(1))
+        await asked(cluster, "echo-0")
+        leaving = asyncio.ensure_future(leaver.leave("enough"))
+        await cluster.add("echo-1")
+        while not cluster.head.registry.membership().members[0].leaving:
+            await asyncio.sleep(0.001)
+        assert (await cluster.ask(2)).actor == "echo-1"
+        gated.gate.set()
+        assert (await first).actor == "echo-0"
+        await leaving
+        assert cluster.fleet.redelivered == {}
+
+    with_cluster(test)
+
+
+def test_a_member_with_its_hands_full_gets_no_more():
+    async def test(cluster: SmallCluster) -> None:
+        gated = held()
+        await cluster.add("echo-0", gated)
+        await cluster.fleet.wait_for_members("echo", 1, 5.0)
+        questions = [asyncio.ensure_future(cluster.ask(number)) for number in range(5)]
+        await asyncio.sleep(0.05)
+        assert cluster.fleet.members("echo")["echo-0"]["in_flight"] == 2
+        gated.gate.set()
+        assert [answer.number for answer in await asyncio.gather(*questions)] == list(range(5))
+
+    with_cluster(test, max_in_flight=2)

@@ -1,0 +1,127 @@
+"""An actor's life: announced, set up, ready, gone; and what the head knows of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cosmos_actor.actors.loading import load_object
+from cosmos_actor.actors.role import Role, follows, handles
+from cosmos_actor.actors.runtime import HeadLost
+from cosmos_actor.bus import PeerRefused
+from cosmos_actor.job.roles import ROLE_CLASSES, STATEFUL
+from tests.actors.small_cluster import BrokenRole, EchoRole, Question, SmallCluster, with_cluster
+
+
+def member(cluster: SmallCluster, actor: str):
+    return cluster.head.registry.member(actor)
+
+
+async def until(condition) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_an_announced_actor_is_a_member_and_becomes_ready_after_its_setup():
+    async def test(cluster: SmallCluster) -> None:
+        runtime = await cluster.add("echo-0")
+        assert member(cluster, "echo-0").incarnation == runtime.bus.identity.incarnation
+        await until(lambda: member(cluster, "echo-0").ready)
+        assert runtime.state == "ready"
+
+    with_cluster(test)
+
+
+def test_a_setup_that_fails_ends_the_actor_with_its_reason():
+    async def test(cluster: SmallCluster) -> None:
+        runtime = await cluster.add("echo-0", BrokenRole)
+        with pytest.raises(RuntimeError, match="the model does not fit"):
+            await runtime.until_stopped()
+
+    with_cluster(test)
+
+
+def test_a_setup_waits_for_the_role_that_the_job_needs_earlier():
+    class LateRole(EchoRole):
+        setup_after = "first"
+
+    async def test(cluster: SmallCluster) -> None:
+        late = await cluster.add("echo-0", LateRole)
+        await asyncio.sleep(0.05)
+        assert late.state == "starting"
+        await cluster.add("first-0")
+        await until(lambda: late.state == "ready")
+
+    with_cluster(test)
+
+
+def test_a_joining_actor_with_a_living_ones_name_is_refused():
+    async def test(cluster: SmallCluster) -> None:
+        first = await cluster.add("echo-0")
+        with pytest.raises(PeerRefused, match="the run has an actor named echo-0 already; take another name"):
+            await cluster.add("echo-0", joined=True)
+        assert member(cluster, "echo-0").incarnation == first.bus.identity.incarnation
+
+    with_cluster(test)
+
+
+def test_an_actor_ends_when_its_head_is_gone():
+    async def test(cluster: SmallCluster) -> None:
+        runtime = await cluster.add("echo-0")
+        await cluster.head.bus.close(drain_s=0.1)
+        with pytest.raises(HeadLost):
+            await runtime.until_stopped()
+
+    with_cluster(test)
+
+
+def test_the_head_ends_actors_that_joined():
+    async def test(cluster: SmallCluster) -> None:
+        runtime = await cluster.add("echo-7", joined=True)
+        await cluster.head.stop_joined("the run is over")
+        await runtime.until_stopped()
+
+    with_cluster(test)
+
+
+def test_a_follower_sees_the_latest_value_and_its_events_reach_the_controller():
+    class FollowingRole(Role):
+        @follows("topic")
+        async def on_value(self, question: Question) -> None:
+            await self.context.emit(Question(question.number + 1))
+
+    async def test(cluster: SmallCluster) -> None:
+        seen: list[int] = []
+        cluster.bus.serve_event(Question, lambda question, link: seen.append(question.number))
+        cluster.bus.publish_state("topic", Question(1))
+        await cluster.add("echo-0", FollowingRole)
+        await until(lambda: seen)
+        assert seen == [2]
+
+    with_cluster(test)
+
+
+def test_random_numbers_depend_on_the_seed_the_actor_and_the_name_alone():
+    async def test(cluster: SmallCluster) -> None:
+        first, second = await cluster.add("echo-0"), await cluster.add("echo-1")
+        draws = [runtime.context.rng(name).integers(1 << 40) for runtime, name in
+                 ((first, "a"), (first, "a"), (first, "b"), (second, "a"))]
+        assert draws[0] == draws[1] and len(set(draws)) == 3
+
+    with_cluster(test)
+
+
+def test_the_stateful_roles_are_those_whose_classes_say_so():
+    classes = {name: load_object(path, setting="--role") for name, path in ROLE_CLASSES.items()}
+    assert {name for name, role in classes.items() if role.stateful} == STATEFUL
+    assert all(role.name == name for name, role in classes.items())
+
+
+def test_a_handler_is_a_method_that_says_which_message_it_takes():
+    class TwoHandlers(Role):
+        @handles(Question, concurrency=3)
+        def one(self, question: Question) -> None: ...
+
+    assert [(kind, method.__name__, concurrency) for kind, method, concurrency in TwoHandlers(None).handlers()] == [
+        (Question, "one", 3)]

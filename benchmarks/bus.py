@@ -110,13 +110,14 @@ class Ours:
     def __init__(self, link: Any) -> None:
         self.link = link
         self.observation = Observation(1, IMAGE)
+        self.note = Note(1, "hello")
 
     async def round_trip(self) -> None:
         await self.link.call(self.observation, deadline_s=10)
 
     async def one_way(self, count: int) -> None:
-        for number in range(count):
-            receipt = await self.link.send_work(Note(number, "hello"))
+        for _ in range(count):
+            receipt = await self.link.send_work(self.note)
         await receipt.result(10)
 
 

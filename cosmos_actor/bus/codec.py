@@ -74,6 +74,9 @@ class Decoding:
         self.dims: Dict[str, int] = {}
 
 
+NO_FRAMES = Decoding(())
+"""The same for the way back."""
+
 Encoder = Callable[[Any, Encoding], Any]
 Decoder = Callable[[Any, Decoding], Any]
 

@@ -76,9 +76,16 @@ class Link:
         """
         deadline_s = self._limits.default_deadline_s if deadline_s is None else deadline_s
         encoded = to_plain(message)
-        if self._bus.bulk is None:  # one coroutine less for small messages
-            return await self.out.send(WORK, self.out.pack(message, None, encoded), deadline_s)
-        return await self.out.send(WORK, await self.pack(message, None, deadline_s, encoded), deadline_s)
+        if encoded[2].arrays or encoded[2].references:
+            packed = await self.pack(message, None, deadline_s, encoded)
+        else:
+            packed = self.out.pack(message, None, encoded)
+        receipt = self.out.try_send(WORK, packed)
+        if receipt is None:
+            return await self.out.send(WORK, packed, deadline_s)
+        if not receipt.number % self._limits.batch_messages:
+            await asyncio.sleep(0)  # a sender in a tight loop must not starve the readers
+        return receipt
 
     async def call(self, message: Any, *, deadline_s: float, key: Optional[str] = None) -> Any:
         """The handler's answer. A repeated `key` gets the first answer without another run of the handler."""

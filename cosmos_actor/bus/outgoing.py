@@ -130,12 +130,23 @@ class Outgoing:
 
         `now`: it leaves at once instead of with the next batch.
         """
-        if self._ended is not None or self._waiting[channel] or not self.credits[channel].take(packed.nbytes):
-            try:
-                await self._wait_for_credit(channel, packed.nbytes, deadline_s)
-            except BaseException:
-                self.on_not_accepted(packed)
-                raise
+        receipt = self.try_send(channel, packed, now=now)
+        if receipt is not None:
+            return receipt
+        try:
+            await self._wait_for_credit(channel, packed.nbytes, deadline_s)
+        except BaseException:
+            self.on_not_accepted(packed)
+            raise
+        return self._send(channel, packed, now)
+
+    def try_send(self, channel: int, packed: Packed, *, now: bool = False) -> Optional[Receipt]:
+        """Accepted, or None where `send` would wait or raise."""
+        if self._waiting[channel] or self._ended is not None or not self.credits[channel].take(packed.nbytes):
+            return None
+        return self._send(channel, packed, now)
+
+    def _send(self, channel: int, packed: Packed, now: bool) -> Receipt:
         outbox = self.outboxes[channel]
         number = outbox.next_number
         receipt = Receipt(self.peer, channel, number, packed, self._now)
@@ -144,8 +155,8 @@ class Outgoing:
         if now:
             self._append(data, packed.buffers)
             self.flush()
-        elif self.push(data, packed.buffers):
-            await asyncio.sleep(0)  # a sender in a tight loop must not starve the readers
+        else:
+            self.push(data, packed.buffers)
         return receipt
 
     def settle(self, receipts: Sequence[Receipt], value: Any) -> None:
@@ -247,15 +258,13 @@ class Outgoing:
 
     # -- the batch ----------------------------------------------------------------------------------------------
 
-    def push(self, data: bytes, buffers: Any = ()) -> bool:
-        """Put an item into the batch; True if that filled it and it left."""
+    def push(self, data: bytes, buffers: Any = ()) -> None:
+        """Put an item into the batch; a full one leaves."""
         self._append(data, buffers)
         if len(self._items) >= self._batch_limit or self._batch_bytes >= self._bytes_limit:
             self.flush()
-            return True
-        if not self.corked and self._flush_soon is None:
+        elif not self.corked and self._flush_soon is None:
             self._flush_soon = self._loop.call_soon(self.flush)
-        return False
 
     def _append(self, data: bytes, buffers: Any) -> None:
         if self.wire is None:

@@ -23,7 +23,7 @@ from zlib import crc32
 import msgpack  # type: ignore[import-untyped]
 
 from . import codec
-from .codec import ANY_DTYPE, DTYPES, NO_ARRAYS, ArrayReference, Bad, Codec, Decoding, Dim, Encoding
+from .codec import ANY_DTYPE, DTYPES, NO_ARRAYS, NO_FRAMES, ArrayReference, Bad, Codec, Decoding, Dim, Encoding
 from .errors import BusError, SchemaError, SchemaMismatch, UnknownSchema
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class ObjectCodec(Codec):
         self.wire_head = b"\x95" + b"".join(map(msgpack.packb, self.key))
         """msgpack of the first three of [name, version, fingerprint, plain, key or topic]."""
         self.getter = _tuple_getter(self.names)
-        self.plain_types = tuple(inner.plain for inner in self.fields)
+        self.plain_types = [inner.plain for inner in self.fields]
         self.post_init = hasattr(cls, "__post_init__")
         self.special = tuple((at, inner) for at, inner in enumerate(self.fields) if inner.plain is None)
         plain = [at for at, kind in enumerate(self.plain_types) if kind is not None]
@@ -138,7 +138,7 @@ class ObjectCodec(Codec):
         if type(message) is not self.cls:
             raise Bad(f"expected {self.name}, got {type(message).__name__}")
         values = self.getter(message)
-        types = tuple(map(type, values))
+        types = list(map(type, values))
         if types == self.plain_types:
             return values
         if self.pick(types) != self.picked:
@@ -156,7 +156,7 @@ class ObjectCodec(Codec):
     def _decode(self, values: Any, ctx: Decoding) -> Any:
         if type(values) is not list or len(values) != len(self.names):
             raise Bad(f"expected the {len(self.names)} fields of {self.name}")
-        types = tuple(map(type, values))
+        types = list(map(type, values))
         if types != self.plain_types:
             values = self._decode_special(values, types, ctx)
         message: Any = object.__new__(self.cls)
@@ -168,7 +168,7 @@ class ObjectCodec(Codec):
                 raise Bad(str(error)) from None
         return message
 
-    def _decode_special(self, values: List[Any], types: Tuple[type, ...], ctx: Decoding) -> List[Any]:
+    def _decode_special(self, values: List[Any], types: List[type], ctx: Decoding) -> List[Any]:
         if self.pick(types) != self.picked:
             return self._each("decode", values, ctx)
         outer, ctx.dims = ctx.dims, {}
@@ -299,7 +299,7 @@ def from_plain(
     inner = _named.get(key[0]) or codec_of(schema_class(key[0]))
     if inner.key != key:
         check_key(inner.key, *key[1:])
-    decoding = Decoding(frames, resolved)
+    decoding = Decoding(frames, resolved) if inner.arrays else NO_FRAMES
     try:
         return inner._decode(plain, decoding), decoding.references
     except Bad as bad:

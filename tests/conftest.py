@@ -8,8 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.leaks import Snapshot
+
+# Times say something about a machine and its load, never about the code under test.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 STOP_LIMIT_S = 5.0
 # A killed process that is not gone by then is stuck in the kernel, and the test should say so rather than hang.

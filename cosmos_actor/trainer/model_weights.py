@@ -6,12 +6,15 @@ name. A tied head therefore travels once, as the embedding. bfloat16 travels as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 
 from cosmos_actor.weight_plane.digest import weights_digest
+
+BUCKET_BYTES = 256 << 20
+# As much again is needed on the device while a bucket is gathered.
 
 
 class WeightsDoNotFit(ValueError):
@@ -26,21 +29,34 @@ def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A host copy that later training steps do not touch."""
-    host = tensor.detach().to("cpu", copy=True).contiguous()
-    return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()
+def host_copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, np.ndarray]:
+    """A copy of each tensor on the host, which later training steps do not touch.
+
+    Tensors cross from a GPU in buckets: one by one, each would cost a round trip.
+    """
+    copies: dict[str, np.ndarray] = {}
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        if bucket and (tensor.dtype != bucket[0][1].dtype or size + tensor.nbytes > BUCKET_BYTES):
+            copies.update(_copied(bucket))
+            bucket, size = [], 0
+        bucket.append((name, tensor.detach()))
+        size += tensor.nbytes
+    return copies | (_copied(bucket) if bucket else {})
 
 
-def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A view where the tensor is on the host, a copy where it is not."""
-    host = tensor.detach().cpu().contiguous()
-    return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()
+def _copied(bucket: list[tuple[str, torch.Tensor]]) -> dict[str, np.ndarray]:
+    flat = torch.cat([tensor.reshape(-1) for _, tensor in bucket]).cpu()
+    host = flat.view(torch.uint16).numpy() if flat.dtype == torch.bfloat16 else flat.numpy()
+    ends = np.cumsum([tensor.numel() for _, tensor in bucket])
+    parts = np.split(host, ends[:-1])
+    return {name: part.reshape(tuple(tensor.shape)) for (name, tensor), part in zip(bucket, parts, strict=True)}
 
 
 def weights_digest_of(module: torch.nn.Module) -> str:
     """The digest of the tensors that the module computes with."""
-    return weights_digest({name: as_numpy(tensor) for name, tensor in named_tensors(module).items()})
+    return weights_digest(host_copies(named_tensors(module).items()))
 
 
 def load_whole(module: torch.nn.Module, tensors: Mapping[str, np.ndarray]) -> None:

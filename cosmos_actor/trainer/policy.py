@@ -19,7 +19,7 @@ from cosmos_actor.trainer.advantages import grpo_advantages
 from cosmos_actor.trainer.batch import Batch, BatchError, batch_from_groups, micro_batches, mini_batch_rows, ragged
 from cosmos_actor.trainer.forward import Scores, score_batch, score_tokens
 from cosmos_actor.trainer.metrics import Meter
-from cosmos_actor.trainer.model_weights import named_tensors, to_numpy
+from cosmos_actor.trainer.model_weights import host_copies, named_tensors
 from cosmos_actor.trainer.models import DTYPES, load_model, use_threads
 from cosmos_actor.trainer.objectives import cross_entropy, kl_estimate, ppo_clip, token_weights
 from cosmos_actor.trainer.settings import TrainerSettings
@@ -100,11 +100,11 @@ class PolicyTrainer:
 
     def weights(self) -> dict[str, np.ndarray]:
         """A host copy of every weight, whole, in `publish_dtype`, under its Hugging Face name. A collective."""
-        dtype = DTYPES[self.settings.publish_dtype]
-        return {
-            name: to_numpy(self.world.full(tensor).to(dtype) if tensor.is_floating_point() else self.world.full(tensor))
-            for name, tensor in named_tensors(self.model).items()
-        }
+        return host_copies((name, self._published(tensor)) for name, tensor in named_tensors(self.model).items())
+
+    def _published(self, tensor: torch.Tensor) -> torch.Tensor:
+        whole = self.world.full(tensor.detach())
+        return whole.to(DTYPES[self.settings.publish_dtype]) if whole.is_floating_point() else whole
 
     def save(self, directory: str | Path) -> None:
         """Everything that an exact resume needs, below `directory`. A collective."""

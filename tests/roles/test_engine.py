@@ -11,7 +11,7 @@ import torch
 from cosmos_actor.roles.engine import GenerateItem, PromptTooLong, StaleWeights, WeightsRefused
 from cosmos_actor.roles.sampling import SamplingSettings, uniforms
 from cosmos_actor.roles.torch_engine import TorchEngine, choose
-from cosmos_actor.trainer.model_weights import named_tensors, to_numpy
+from cosmos_actor.trainer.model_weights import host_copies, named_tensors
 from cosmos_actor.trainer.models import load_model
 from cosmos_actor.weight_plane.digest import weights_digest
 from tests.trainer.make import MODEL
@@ -24,7 +24,7 @@ def make_engine(seed: int = 0) -> TorchEngine:
 
 
 def weights_of(seed: int) -> dict[str, np.ndarray]:
-    return {name: to_numpy(tensor) for name, tensor in named_tensors(load_model(MODEL, seed=seed)).items()}
+    return host_copies(named_tensors(load_model(MODEL, seed=seed)).items())
 
 
 def items(count: int = 6) -> list[GenerateItem]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cosmos_actor.trainer import model_weights
 from cosmos_actor.trainer.batch import BatchError, batch_from_examples
 from cosmos_actor.trainer.forward import score_tokens
 from cosmos_actor.trainer.policy import PolicyTrainer
@@ -209,3 +210,14 @@ def test_reset_goes_back_to_the_settings(groups) -> None:
     assert weights_digest(trainer.weights()) == before
     assert trainer.updates == {"sft": 0, "policy": 0} and not trainer.optimizer.state
     assert trainer.settings.model == MODEL
+
+
+def test_buckets_and_dtypes_do_not_change_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_weights, "BUCKET_BYTES", 40)
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7), "c": torch.ones(30), "d": torch.zeros(0, 4),
+               "e": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "f": torch.tensor(3.0)}
+    copies = model_weights.host_copies(tensors.items())
+    tensors["a"].zero_()
+    assert copies["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and copies["b"].tolist() == 7
+    assert {name: copy.shape for name, copy in copies.items()} == {n: tuple(t.shape) for n, t in tensors.items()}
+    assert copies["e"].dtype == np.uint16 and copies["e"].tolist() == [0x3FC0, 0xC000]

@@ -41,12 +41,26 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
             raise UserError(f"{key} is the key of role {keys.role}, not of {role}", setting="--key")
         identity = Identity(keys.run_id, role, actor, incarnation)
         settings = load_resolved(RunPaths(run_dir).configuration) if run_dir else ask_settings(identity, keys, head)
+        if follows_a_leader():
+            return _follow(settings)
         if role == CONTROLLER:
             return _control(identity, keys, settings, head, listen, run_dir)
         return asyncio.run(_serve(identity, keys, settings, head, listen, joined))
     except (UserError, BusError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, UserError) else 1
+
+
+def follows_a_leader() -> bool:
+    """True in every rank of an actor but the first: only that one is on the bus."""
+    return int(os.environ.get("RANK", "0")) > 0
+
+
+def _follow(settings: RunSettings) -> int:
+    from cosmos_actor.trainer.ranks import follow
+
+    follow(settings.policy, temperature=settings.rollout.logprob_temperature)
+    return 0
 
 
 def _control(identity: Identity, keys: KeyRing, settings: RunSettings, head: str, listen: str,

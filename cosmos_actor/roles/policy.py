@@ -49,7 +49,7 @@ class PolicyRole(Role):
         from cosmos_actor.trainer.ranks import RankedTrainer
 
         settings = self.context.settings
-        return RankedTrainer(settings.policy, temperature=settings.rollout.temperature)
+        return RankedTrainer(settings.policy, temperature=settings.rollout.logprob_temperature)
 
     def close(self) -> None:
         self.trainer.close()
@@ -121,7 +121,6 @@ class PolicyRole(Role):
         if request.directory is not None:
             self.trainer.load(Path(request.directory) / "policy")
         elif self.step != 0:
-            self.trainer.close()
-            self.trainer = self._make_trainer()
+            self.trainer.reset()
         self.step, self.answer = request.step, None
         return Restored("policy", self.step)

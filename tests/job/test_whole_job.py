@@ -39,6 +39,12 @@ def test_inproc_gives_the_same_losses(run, uninterrupted):
     assert run.losses() == uninterrupted.losses()
 
 
+def test_a_policy_of_two_ranks_gives_the_same_losses_but_for_the_order_of_sums(run, uninterrupted):
+    run.finish(sets=["policy.ranks=2"])
+    for ranked, alone in zip(run.losses(), uninterrupted.losses(), strict=True):
+        assert ranked[:1] == alone[:1] and ranked[1:] == pytest.approx(alone[1:], abs=2e-5)
+
+
 def test_arrays_by_reference_give_the_same_losses(run, uninterrupted):
     run.finish(sets=["bulk.threshold_bytes=1"])
     assert run.losses() == uninterrupted.losses()

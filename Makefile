@@ -54,11 +54,11 @@ $(VENV)/.stamp-build: $(VENV)/bin/python constraints.txt
 	touch $@
 
 $(VENV)/.stamp-train: $(VENV)/.stamp-build pyproject.toml
-	@echo "installing cosmos-actor[train] into $(VENV) (about 1.5 GB, minutes the first time)"
+	@echo "installing cosmos-actor[train] into $(VENV) (about 1.2 GB, minutes the first time)"
 	$(PIP_INSTALL) --no-build-isolation -e '.[train]'
 	touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-build pyproject.toml
-	@echo "installing cosmos-actor[dev] into $(VENV) (about 2 GB, minutes the first time)"
+	@echo "installing cosmos-actor[dev] into $(VENV) (about 1.5 GB, minutes the first time)"
 	$(PIP_INSTALL) --no-build-isolation -e '.[dev]'
 	touch $@ $(VENV)/.stamp-train

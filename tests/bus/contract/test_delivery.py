@@ -29,7 +29,8 @@ def collecting(seen: list[int]) -> Any:
 def test_a_cut_wire_loses_nothing_and_repeats_nothing(world: World, side: str) -> None:
     async def scenario(world: World) -> None:
         seen: list[int] = []
-        near, far, link = await world.pair(prepare=collecting(seen))
+        near, far, dialled = await world.pair(prepare=collecting(seen))
+        link = dialled
         if side == "listener":
             near.serve(Number, lambda message, _: seen.append(message.value))
             link = far.links["controller-0"]
@@ -37,7 +38,7 @@ def test_a_cut_wire_loses_nothing_and_repeats_nothing(world: World, side: str) -
         for value in range(400):
             receipts.append(await link.send_work(Number(value)))
             if value % 100 == 50:
-                await eventually(lambda: link.up, "a wire")
+                await eventually(lambda: link.up and dialled.up, "a wire that both ends know")
                 world.cut(near)
         for receipt in receipts:
             await receipt.result(10)

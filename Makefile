@@ -36,11 +36,18 @@ lint: $(VENV)/.stamp-dev  ## ruff everywhere, mypy --strict on bus/
 heavy: $(VENV)/.stamp-dev  ## The suites with real components: CPython 3.8, the installed wheel, kill -9 of everything
 	$(PYTEST) -m '(slow or heavy) and not gpu' $(ARGS)
 
-bench: $(VENV)/.stamp-dev  ## Bus and bulk plane against raw pyzmq, memcpy and (where installed) Ray
-	for script in benchmarks/bus.py benchmarks/bulk.py; do echo "== $$script"; $(VENV)/bin/python $$script; done
+# Ray lives in an environment of its own: nothing of the project may depend on it.
+bench: $(VENV)/.stamp-dev $(VENV)-ray/.stamp  ## The bus and the bulk plane against raw pyzmq, Ray and memcpy in one run
+	$(VENV)/bin/python benchmarks/bus.py --ray-python $(VENV)-ray/bin/python
+	$(VENV)/bin/python benchmarks/bulk.py
+
+$(VENV)-ray/.stamp: $(VENV)/bin/python constraints-ray.txt
+	$(VENV)/bin/python -m venv $(VENV)-ray
+	$(VENV)-ray/bin/python -m pip install -qq --disable-pip-version-check -c constraints-ray.txt ray numpy
+	touch $@
 
 clean:  ## Remove the virtual environment and everything built (not runs/)
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-ray build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

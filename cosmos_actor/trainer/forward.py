@@ -19,11 +19,16 @@ class Scores(NamedTuple):
     logprobs: torch.Tensor
     """Nats, float32, under the model at `temperature`."""
     entropy: torch.Tensor
-    """Nats, float32, of the distribution the token was drawn from; has no gradient."""
+    """Nats, float32, of the distribution the token was drawn from; has a gradient only where asked for."""
 
 
 def score_tokens(
-    model: torch.nn.Module, batch: Batch, *, temperature: float, autocast: torch.dtype | None = None
+    model: torch.nn.Module,
+    batch: Batch,
+    *,
+    temperature: float,
+    autocast: torch.dtype | None = None,
+    entropy_gradient: bool = False,
 ) -> Scores:
     """Log-prob and entropy of every token of `batch` from its first learned column on.
 
@@ -40,7 +45,7 @@ def score_tokens(
     padding = (first, 0)
     return Scores(
         torch.nn.functional.pad(logprobs, padding),
-        torch.nn.functional.pad(_entropy(logits.detach(), normaliser.detach()), padding),
+        torch.nn.functional.pad(_entropy(logits, normaliser, entropy_gradient), padding),
     )
 
 
@@ -63,7 +68,7 @@ def score_batch(
     return result
 
 
-def _entropy(logits: torch.Tensor, normaliser: torch.Tensor) -> torch.Tensor:
+def _entropy(logits: torch.Tensor, normaliser: torch.Tensor, gradient: bool) -> torch.Tensor:
     """H = log Z - E[logit]; [B, K] from logits [B, K, V]."""
-    with torch.no_grad():
+    with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
         return normaliser - (logits.softmax(dim=-1) * logits).sum(dim=-1)

@@ -121,12 +121,12 @@ class PolicyTrainer:
     def _with_gradient(self, batch: Batch) -> tuple[Batch, np.ndarray]:
         """The rows that have a gradient, and their weights in the loss of the whole batch.
 
-        Without a KL term the loss of a tied group is exactly zero: its forward pass would be for nothing.
+        Where ties teach nothing the loss of a tied group is exactly zero: its forward pass would be for nothing.
         """
         grpo = self.settings.grpo
         weights = token_weights(batch.mask, grpo.aggregation, length=grpo.aggregation_length)
         rows = np.flatnonzero(batch.advantages.any(axis=1))
-        if grpo.kl_coefficient > 0 or len(rows) == 0:
+        if grpo.ties_teach or len(rows) == 0:
             return batch, weights
         return batch.rows(rows), weights[rows]
 
@@ -148,7 +148,10 @@ class PolicyTrainer:
 
     def _backward(self, part: Batch, weights: np.ndarray, token_loss: TokenLoss, meter: Meter) -> None:
         columns = self._columns(part)
-        scores = score_tokens(self.model, part, temperature=self.temperature, autocast=self._autocast)
+        scores = score_tokens(
+            self.model, part, temperature=self.temperature, autocast=self._autocast,
+            entropy_gradient=self.settings.grpo.entropy_coefficient > 0,
+        )
         w = torch.from_numpy(weights[:, : part.tokens.shape[1]].astype(np.float32)).to(scores.logprobs.device)
         meter.begin(w, columns["mask"])
         loss = (token_loss(scores, columns, meter) * w).sum()
@@ -188,7 +191,7 @@ def _sft_loss(scores: Scores, columns: dict[str, torch.Tensor], meter: Meter) ->
 def _grpo_loss(
     scores: Scores, columns: dict[str, torch.Tensor], meter: Meter, settings: Any
 ) -> torch.Tensor:
-    """max(-A·ρ, -A·clip ρ) + β·KL(policy ‖ reference), per token [B, T]."""
+    """max(-A·ρ, -A·clip ρ) + β·KL(policy ‖ reference) - η·H(policy), per token [B, T]."""
     x, o, r, A = scores.logprobs, columns["old_logprobs"], columns["reference_logprobs"], columns["advantages"]
     policy = ppo_clip(x, o, A, low=settings.clip_low, high=settings.clip_high, dual=settings.dual_clip)
     meter.token_mean("ratio/mean", policy.ratio)
@@ -196,11 +199,12 @@ def _grpo_loss(
     meter.token_mean("clip/fraction", policy.clipped.float())
     meter.token_max("logprob/engine_distance_max", (x.detach() - o).abs())
     meter.weighted("loss/policy", policy.loss)
-    if settings.kl_coefficient == 0.0:
-        return policy.loss
-    kl = kl_estimate(x, r, settings.kl_estimator)
-    meter.token_mean("kl/reference", kl)
-    return policy.loss + settings.kl_coefficient * kl
+    loss = policy.loss
+    if settings.kl_coefficient > 0:
+        kl = kl_estimate(x, r, settings.kl_estimator)
+        meter.token_mean("kl/reference", kl)
+        loss = loss + settings.kl_coefficient * kl
+    return loss - settings.entropy_coefficient * scores.entropy if settings.entropy_coefficient > 0 else loss
 
 
 def _make_optimizer(model: torch.nn.Module, settings: TrainerSettings) -> torch.optim.Optimizer:

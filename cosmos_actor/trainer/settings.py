@@ -37,6 +37,9 @@ class GrpoSettings(Settings):
     dual_clip: float = setting(0.0, "bound on the loss of bad samples (3.0 in the literature); 0 sets none", ge=0.0)
     kl_coefficient: float = setting(0.0, "weight of the distance to the reference; 0 needs no reference", ge=0.0)
     kl_estimator: KlEstimator = setting("k3", "how that distance is estimated from samples")
+    entropy_coefficient: float = setting(
+        0.0, "weight of the policy's entropy, which is raised: keeps small models trying other answers", ge=0.0
+    )
     aggregation: Aggregation = setting("token-mean", "how token losses become one number, by counts of the whole batch")
     aggregation_length: int = setting(1024, "divisor of seq-mean-token-sum-norm", unit="tokens", ge=1)
     advantage_epsilon: float = setting(1e-6, "added to the group's standard deviation", gt=0.0)
@@ -45,6 +48,11 @@ class GrpoSettings(Settings):
         "behaviour", "log-probs of the ratio's denominator: the engine's, or the trainer's own before the first update"
     )
     mini_batches: int = setting(1, "updates made from one batch, each on its share of the groups", ge=1)
+
+    @property
+    def ties_teach(self) -> bool:
+        """Whether a group whose rewards are all equal has a gradient."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0
 
 
 class TrainerSettings(Settings):

@@ -221,3 +221,13 @@ def test_buckets_and_dtypes_do_not_change_what_is_copied(monkeypatch: pytest.Mon
     assert copies["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and copies["b"].tolist() == 7
     assert {name: copy.shape for name, copy in copies.items()} == {n: tuple(t.shape) for n, t in tensors.items()}
     assert copies["e"].dtype == np.uint16 and copies["e"].tolist() == [0x3FC0, 0xC000]
+
+
+def test_an_entropy_bonus_has_the_gradient_of_entropy(groups) -> None:
+    """Tied groups have no policy gradient, so the whole loss is the bonus; its step raises the entropy."""
+    tied = [replace(group, rewards=np.ones(group.samples, np.float32)) for group in groups]
+    trainer = PolicyTrainer(make_settings(lr=1e-3, grpo={"entropy_coefficient": 0.5}))
+    metrics = [trainer.grpo_step(tied) for _ in range(5)]
+    assert metrics[0]["loss/total"] == pytest.approx(-0.5 * metrics[0]["entropy"], rel=1e-5)
+    assert metrics[0]["loss/policy"] == 0.0 and metrics[0]["grad_norm"] > 0
+    assert metrics[4]["entropy"] > metrics[0]["entropy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """A mistake in what was asked for. `str()` of it is exactly one line and names the setting, flag or path to change."""
+    """A mistake in what was asked for. `str()` of it is one line that names the setting, flag or path to change."""
 
     def __init__(self, line: str, *, setting: str | None = None) -> None:
         self.line = " ".join(line.split())

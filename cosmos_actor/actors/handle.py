@@ -1,7 +1,7 @@
 """Handles: a group's answer that is on its way, and who drives the loop while a recipe waits for it.
 
 A recipe is plain synchronous code; the bus lives on an asyncio loop. A driver joins the two:
-- `ThreadDriver`: the loop runs in another thread, so heartbeats go on while the recipe computes (or sits in a debugger);
+- `ThreadDriver`: the loop runs in another thread, so heartbeats go on while the recipe computes (or is in a debugger);
 - `InlineDriver`: the loop runs on the recipe's own thread, only while it waits, so one stack shows everything.
 """
 

@@ -1,6 +1,6 @@
 """The head of a run: the place that every actor dials first, and that knows who is here.
 
-It answers with the run's settings, keeps the registry, and tells everybody about every change of it. It carries no data.
+It answers with the run's settings, keeps the registry, and tells everybody about each change of it. It carries no data.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class Registry:
             self._note_departure(older.incarnation, f"replaced by incarnation {identity.incarnation}")
         self._members[identity.actor] = Member(
             role=identity.role, actor=identity.actor, incarnation=identity.incarnation, address=announce.address,
-            pid=announce.pid, python=announce.python, host=announce.host, joined=announce.joined, ready=False, leaving=False)
+            pid=announce.pid, python=announce.python, host=announce.host, joined=announce.joined, ready=False,
+            leaving=False)
         return self._changed()
 
     def ready(self, actor: str, incarnation: str) -> Membership:

@@ -69,7 +69,8 @@ def _control(identity: Identity, keys: KeyRing, settings: RunSettings, head: str
 
     if run_dir is None:
         raise UserError("the controller needs the run directory", setting="--run-dir")
-    process = ControllerProcess(lambda: make_bus(identity, keys, settings, resolve_bulk=False), settings, RunPaths(run_dir))
+    process = ControllerProcess(
+        lambda: make_bus(identity, keys, settings, resolve_bulk=False), settings, RunPaths(run_dir))
     return process.run(head, listen)
 
 

@@ -1,4 +1,4 @@
-"""The parts that every process of a run is made of: a bus with the settings' limits, the bulk plane, a source of weights."""
+"""The parts of every process of a run: a bus with the settings' limits, the bulk plane, a source of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller: runs the recipe's loop until it is done, going back to the latest checkpoint when a stateful actor dies."""
+"""The controller: runs the recipe's loop to its end, from the latest checkpoint again when a stateful actor dies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_job(bus: Bus, settings: RunSettings, driver: Driver, paths: RunPaths, c
 
 
 def run_recipe(job: Job, on_rewind: Callable[[str], None]) -> JobFinished:
-    """Run the recipe to its end from wherever the run directory says it is. Mistakes of the user end it; others rise."""
+    """Run the recipe to its end from where the run directory says it is. Mistakes of the user end it; others rise."""
     loop = load_recipe(job.settings.run.loop)
     reason = "the controller started"
     try:
@@ -81,7 +81,7 @@ class ControllerProcess:
         self._make_bus = make_bus
 
     def run(self, head_address: str, listen: str) -> int:
-        """0 once the head knows how the job ended. What the recipe raises comes through, and the process is restarted."""
+        """0 once the head knows how the job ended. What the recipe raises comes through: the process is restarted."""
         asked: list[str] = []
         signal.signal(DRAIN_SIGNAL, lambda number, frame: asked.append("asked to stop"))
         job, runtime, head = self._wait(self._open(head_address, listen))

@@ -1,7 +1,7 @@
 """The same job in one process: every role a task on one loop, the in-memory transport, the recipe on the main thread.
 
-A role's computation runs on this very thread, so `breakpoint()` in a role, a reward or the recipe stops everything and shows
-one stack. Actors that join from elsewhere, restarts and `stop` of a single actor need processes and are not here.
+A role's computation runs on this very thread, so `breakpoint()` in a role, a reward or the recipe stops everything and
+shows one stack. Actors that join from elsewhere, restarts and `stop` of a single actor need processes and are not here.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     restore(latest checkpoint or none) -> steps ... -> finished
             ^------- StateLost (a stateful actor died) --'
 
-Invariant: at the end of a step, all that happened up to it is in the metrics and the ledger, and a checkpoint of step k is
-enough to go on exactly as an uninterrupted run would.
+Invariant: at the end of a step, all that happened up to it is in the metrics and the ledger, and a checkpoint of step k
+is enough to go on exactly as an uninterrupted run would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from cosmos_actor.job.checkpoints import Checkpoints
 from cosmos_actor.job.clients import Data, Policy, Reference, ReplayBuffer, Reward, Rollout
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.weights import Weights
-
 
 Item = TypeVar("Item")
 
@@ -111,7 +110,7 @@ class Job:
     # ---- making safe, going back
 
     def restore(self, reason: str) -> None:
-        """Become the latest checkpoint, or the beginning: every stateful role, the ledger, the metrics and this object."""
+        """Become the latest checkpoint, or the beginning: stateful roles, the ledger, the metrics and this object."""
         for handle in self._stored.values():
             handle.cancel()
         self._stored.clear()
@@ -148,7 +147,9 @@ class Job:
         return Handle(self.driver, coroutine, what, deadline_s=self.settings.run.deadline_s,
                       interrupted=self.check_interrupted)
 
-    def call(self, role: str, message: Any, what: str, then: Callable[[Any], Any] = lambda answer: answer) -> Handle[Any]:
+    def call(
+        self, role: str, message: Any, what: str, then: Callable[[Any], Any] = lambda answer: answer
+    ) -> Handle[Any]:
         """A question to any member of `role`, its answer passed through `then`."""
 
         async def ask() -> Any:

@@ -1,4 +1,4 @@
-"""Start a job and see it to its end: the head, the supervisor and one process per actor, or everything in this process."""
+"""Start a job and see it to its end: head, supervisor and one process per actor, or everything in this process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class Launch:
 
     def _specs(self, head: str) -> list[ChildSpec]:
         """The controller first, so that it is stopped last; nobody waits for another to start."""
-        controller = PlacedActor(role=CONTROLLER, index=0, python=sys.executable, devices=(), ranks=1, threads=1, process=-1)
+        controller = PlacedActor(
+            role=CONTROLLER, index=0, python=sys.executable, devices=(), ranks=1, threads=1, process=-1)
         return [self._spec(placed, head) for placed in (controller, *plan(self._settings).actors)]
 
     def _spec(self, placed: PlacedActor, head: str) -> ChildSpec:
@@ -128,7 +129,8 @@ class Launch:
         self._supervisor.mark_ready(actor, incarnation)
 
     def _status(self, actor: str, incarnation: str, status: ActorStatus) -> None:
-        self._supervisor.heartbeat(actor, incarnation, progress=f"{status.busy_label or status.state} {status.progress}")
+        progress = f"{status.busy_label or status.state} {status.progress}"
+        self._supervisor.heartbeat(actor, incarnation, progress=progress)
 
     def _finished(self, last_word: JobFinished) -> None:
         self._last_word = last_word

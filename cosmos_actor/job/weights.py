@@ -1,9 +1,9 @@
 """Versions on their way from the policy to the rollouts, as the controller sees them.
 
-    publish(step) -> the policy packs a manifest -> announced on a state topic -> each rollout pulls, verifies, swaps, reports
+    publish(step) -> policy packs a manifest -> announced on a state topic -> a rollout pulls, verifies, swaps, reports
 
-Invariant: a report whose digest is not the manifest's ends the job; so does a rollout that says it could not take the newest
-version. Weights that never arrive are an error with a name, not a wait.
+Invariant: a report whose digest is not the manifest's ends the job; so does a rollout that says it could not take the
+newest version. Weights that never arrive are an error with a name, not a wait.
 """
 
 from __future__ import annotations

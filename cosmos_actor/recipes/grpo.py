@@ -10,7 +10,7 @@ from cosmos_actor.job.job import Job
 
 
 def run(job: Job) -> None:
-    """Walk through the steps that are still to do. The samples of up to `run.max_staleness` later steps are under way."""
+    """Walk through the steps that are still to do, the samples of up to `run.max_staleness` later ones under way."""
     data, rollout, reward, replay_buffer = job.data, job.rollout, job.reward, job.replay_buffer
     reference, policy, weights = job.reference, job.policy, job.weights
 

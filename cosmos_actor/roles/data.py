@@ -17,7 +17,7 @@ FIRST_DEMONSTRATION = 1 << 40
 
 
 class DataRole(Role):
-    """Serves tasks and demonstrations as pure functions of (run seed, split, step). Holds nothing that could be lost."""
+    """Tasks and demonstrations are pure functions of (run seed, split, step): nothing is held that could be lost."""
 
     name = "data"
 

@@ -48,8 +48,10 @@ class ReferenceRole(Role):
         try:
             await asyncio.wait_for(self.taken.wait(), deadline_s)
         except asyncio.TimeoutError as error:
-            raise DeadlineExceeded(f"{self.context.identity.actor} has waited {deadline_s:g} s for the reference weights",
-                                   setting="weights.deadline_s") from error
+            actor = self.context.identity.actor
+            raise DeadlineExceeded(
+                f"{actor} has waited {deadline_s:g} s for the reference weights", setting="weights.deadline_s"
+            ) from error
         return await self.context.compute("score", self._score, request)  # type: ignore[no-any-return]
 
     def _score(self, request: ReferenceRequest) -> Scores:

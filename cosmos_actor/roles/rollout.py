@@ -55,13 +55,14 @@ class RolloutRole(Role):
         await self._report(manifest, held.digest, "")
 
     def _swap(self, manifest: Manifest, tensors: Mapping[str, np.ndarray]) -> WeightsHeld:
-        """In the worker, where batches are sampled too: no batch sees half a swap or is stamped with another version."""
+        """In the worker, where batches are sampled too: none sees half a swap or is stamped with another version."""
         self.held = swap(self.engine, manifest, tensors)
         return self.held
 
     async def _report(self, manifest: Manifest, digest: str, problem: str) -> None:
         version = manifest.version
-        await self.context.emit(WeightsReport(self.context.identity.actor, version.epoch, version.step, digest, problem))
+        actor = self.context.identity.actor
+        await self.context.emit(WeightsReport(actor, version.epoch, version.step, digest, problem))
 
     @handles(GenerationRequest, concurrency=4)
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -81,7 +82,9 @@ class RolloutRole(Role):
 
     def _generate(self, request: GenerationRequest) -> Generation:
         begun = self.context.clock.monotonic()
-        items = [GenerateItem(task.prompt, task.seed, sample) for task in request.tasks for sample in range(task.samples)]
+        items = [
+            GenerateItem(task.prompt, task.seed, sample) for task in request.tasks for sample in range(task.samples)
+        ]
         completions = iter(self.engine.generate(items, self._sampling(request.greedy)))
         groups = [
             self._group(task, [next(completions) for _ in range(task.samples)], request.version_dispatch)

@@ -24,7 +24,7 @@ class Task(Protocol):
 
 
 def load_task(settings: Any, seed: int) -> Task:
-    """The task that `data.task` names: one of the project's, or package.module:function taking (settings.data, seed)."""
+    """The task that `data.task` names: one of the project's, or module:function taking (settings.data, seed)."""
     name = settings.data.task
     path = name if ":" in name else f"cosmos_actor.tasks.{name}:make_task"
     return load_object(path, setting="data.task")(settings.data, seed)  # type: ignore[no-any-return]

@@ -63,7 +63,9 @@ class SmallCluster:
         await self.bus.connect("memory://head", role="supervisor")
         return self
 
-    async def add(self, actor: str, role: Callable[[Context], Role] = EchoRole, *, joined: bool = False) -> ActorRuntime:
+    async def add(
+        self, actor: str, role: Callable[[Context], Role] = EchoRole, *, joined: bool = False
+    ) -> ActorRuntime:
         """A new incarnation of `actor`, announced, its setup begun."""
         bus = self._bus(actor.rpartition("-")[0], actor)
         runtime = ActorRuntime(bus, role, None, 7, worker=InlineWorker(), clock=SystemClock(), joined=joined)

@@ -18,9 +18,9 @@ def uninterrupted(tmp_path_factory, module_popen) -> Run:
 @pytest.fixture(scope="module")
 def module_popen():
     """As `popen`, for a whole module."""
-    from tests.conftest import _end
-
     import subprocess
+
+    from tests.conftest import _end
 
     started: list[subprocess.Popen] = []
 

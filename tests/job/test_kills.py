@@ -1,4 +1,4 @@
-"""kill -9 of every role in turn: restarted with a named reason, the same steps, a balanced ledger, nothing trained twice."""
+"""kill -9 of every role in turn: a restart with a reason, the same steps, a balanced ledger, nothing trained twice."""
 
 from __future__ import annotations
 

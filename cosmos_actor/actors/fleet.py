@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ from cosmos_actor.actors.messages import MEMBERSHIP_TOPIC, Member, Membership
 from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Link, PeerLost
 
 DIAL_DEADLINE_S = 10.0
-"""One attempt to dial an announced actor. The head's next membership brings another attempt."""
+"""One attempt to dial an announced actor; they go on until the head says that it is gone."""
+DIAL_PAUSE_S = 0.5
+"""Between two attempts. Without it an actor that refuses us is asked thousands of times a second."""
 MAX_ATTEMPTS = 20
 """Members that one question may outlive. A question that kills every member it meets must end as an error."""
 
@@ -54,8 +56,10 @@ class Fleet:
         self._seats: dict[str, _Seat] = {}
         self._members: dict[str, Member] = {}
         self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._serial = -1
+        self._closed = False
         self._joined_callbacks: list[Callable[[Member, Link], None]] = []
         self.lost: StateLost | None = None
         self.redelivered: Counter[str] = Counter()
@@ -97,6 +101,12 @@ class Fleet:
 
         await self._wait(enough, until, lambda: f"{count} actors of role {role} (present: {len(self._usable(role))})",
                          setting=f"{role}.min_actors")
+
+    def close(self) -> None:
+        """Dial nobody any more; for the end of the job, before its bus is closed."""
+        self._closed = True
+        for task in self._dialling.values():
+            task.cancel()
 
     def state_is_fresh(self) -> None:
         """The job has gone back to a checkpoint: stateful roles may be asked again."""
@@ -185,17 +195,19 @@ class Fleet:
                 self._bus.forget(actor, member.incarnation, membership.departed[member.incarnation])
         self._members = {member.actor: member for member in membership.members}
         for member in membership.members:
-            if member.actor != self._bus.identity.actor and self._needs_dialling(member):
-                self._dialling[member.incarnation] = asyncio.get_running_loop().create_task(self._dial(member))
+            self._dial_if_needed(member)
         await self._notify()
 
     def _is_known(self, incarnation: str) -> bool:
         return any(member.incarnation == incarnation for member in self._members.values())
 
-    def _needs_dialling(self, member: Member) -> bool:
+    def _dial_if_needed(self, member: Member) -> None:
         seat = self._seats.get(member.actor)
         seated = seat is not None and seat.member.incarnation == member.incarnation
-        return not seated and member.incarnation not in self._dialling
+        if seated or self._closed or member.actor == self._bus.identity.actor:
+            return
+        if member.incarnation not in self._dialling:
+            self._dialling[member.incarnation] = asyncio.get_running_loop().create_task(self._dial(member))
 
     async def _dial(self, member: Member) -> None:
         try:
@@ -204,7 +216,7 @@ class Fleet:
                     link = await self._bus.connect(member.address, role=member.role, actor=member.actor,
                                                    deadline_s=DIAL_DEADLINE_S)
                 except BusError:
-                    await asyncio.sleep(0.5)  # it may have died meanwhile: the head will say so
+                    await asyncio.sleep(DIAL_PAUSE_S)  # it may have died meanwhile: the head will say so
                     continue
                 await self._seat(member, link)
                 return
@@ -223,16 +235,31 @@ class Fleet:
         await self._notify()
 
     def _on_link_down(self, link: Link, reason: str) -> None:
+        """The head may still know it as alive, when only our link broke: then it is dialled again."""
         seat = self._seats.get(link.peer.actor)
         if seat is not None and seat.link is link:
-            asyncio.get_running_loop().create_task(self._member_lost(seat, reason))
+            self._unseat(seat, reason)
+            self._spawn(self._notify())
+        member = self._members.get(link.peer.actor)
+        if member is not None and member.incarnation == link.peer.incarnation:
+            self._dial_if_needed(member)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _member_lost(self, seat: _Seat, reason: str) -> None:
-        if self._seats.get(seat.member.actor) is seat:
-            del self._seats[seat.member.actor]
+        self._unseat(seat, reason)
+        await self._notify()
+
+    def _unseat(self, seat: _Seat, reason: str) -> None:
+        """Once a seat, whoever notices first: a late notice must not spoil what the job has restored meanwhile."""
+        if self._seats.get(seat.member.actor) is not seat:
+            return
+        del self._seats[seat.member.actor]
         if seat.member.role in self._stateful and self.lost is None:
             self.lost = self._state_lost(seat, reason)
-        await self._notify()
 
     def _state_lost(self, seat: _Seat, reason: str) -> StateLost:
         return StateLost(f"{seat.member.actor} is gone with what it held: {reason}", peer=seat.member.actor)

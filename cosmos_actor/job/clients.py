@@ -1,6 +1,6 @@
 """The roles as a recipe calls them. Every method returns a Handle at once; a handle may be passed on as an argument.
 
-The clients also keep the ledger: a trajectory is entered when it is dispatched, and changes state here and nowhere else.
+The clients also keep the ledger: a trajectory is entered when it is dispatched and changes state here, nowhere else.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from cosmos_actor.roles.messages import (
 
 if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
-
+    from cosmos_actor.weight_plane.version import Version
 
 Groups = list[TrajectoryGroup]
-"""On their way. Arrays on the bulk plane are held for them by their producer until the last of these objects is dropped."""
+"""On their way. Their producer holds arrays on the bulk plane until the last of these objects is dropped."""
 
 
 class ShortSample(BusError):
@@ -84,19 +84,20 @@ class Rollout(Client):
 
     def generate(self, tasks: Handle[list[GenerateTask]], step: int, *, greedy: bool = False) -> Handle[Groups]:
         """Samples for `tasks`, meant for step `step`, in fixed batches that any rollout may take."""
-        return self._job.handle(self._generate(tasks, step, greedy), f"samples of step {step}")
+        generation = self._generate(tasks, step, self._job.weights.published, greedy)
+        return self._job.handle(generation, f"samples of step {step}")
 
-    async def _generate(self, tasks: Handle[list[GenerateTask]], step: int, greedy: bool) -> Groups:
+    async def _generate(self, tasks: Handle[list[GenerateTask]], step: int, version: Version, greedy: bool) -> Groups:
+        """`version` is the one when the recipe asked, however long the tasks take to come."""
         job = self._job
         asked = await settled(tasks)
-        version = job.weights.published_step
-        job.ledger.dispatched(keys_of(asked), step, version)
+        job.ledger.dispatched(keys_of(asked), step, version.step)
         generations = await asyncio.gather(*(self._chunk(part, step, version, greedy) for part in job.in_parts(asked)))
         return in_order(group for answer in generations for group in answer.groups)
 
-    async def _chunk(self, tasks: list[GenerateTask], step: int, version: int, greedy: bool) -> Generation:
+    async def _chunk(self, tasks: list[GenerateTask], step: int, version: Version, greedy: bool) -> Generation:
         job = self._job
-        request = GenerationRequest(tasks, version_dispatch=version, min_ordinal=job.weights.published_ordinal,
+        request = GenerationRequest(tasks, version_dispatch=version.step, min_ordinal=version.ordinal,
                                     greedy=greedy, weights_deadline_s=job.settings.weights.deadline_s)
         answer: Generation = await job.submit("rollout", request, f"{len(tasks)} prompts of step {step}")
         job.journal.spent("generate", answer.seconds)
@@ -153,7 +154,7 @@ class ReplayBuffer(Client):
     def sample(self, step: int) -> list[TrajectoryGroup]:
         """The groups to train at `step`, in the order of their ids. Raises ShortSample."""
         job = self._job
-        request = SampleRequest(job.settings.data.prompts_per_step, version=step - 1)
+        request = SampleRequest(job.epoch, job.settings.data.prompts_per_step, version=step - 1)
         answer: Sample = job.call("replay_buffer", request, f"a sample for step {step}", self._account).resolve()
         if len(answer.groups) < request.groups:
             raise ShortSample(f"step {step} needs {request.groups} groups, the replay buffer has {answer.present}; "
@@ -161,15 +162,17 @@ class ReplayBuffer(Client):
         return answer.groups
 
     def save(self, directory: str, step: int) -> Handle[Any]:
-        return self._job.call("replay_buffer", SaveRequest(directory, step), f"the replay buffer's checkpoint {step}")
+        request = SaveRequest(directory, self._job.epoch, step)
+        return self._job.call("replay_buffer", request, f"the replay buffer's checkpoint {step}")
 
     def restore(self, directory: str | None, step: int) -> Handle[Any]:
-        return self._job.call("replay_buffer", RestoreRequest(directory, step), f"the replay buffer's restore to {step}")
+        request = RestoreRequest(directory, self._job.epoch, step)
+        return self._job.call("replay_buffer", request, f"the replay buffer's restore to {step}")
 
     async def _put(self, experience: Handle[Groups], step: int) -> int:
-        got = await settled(experience)
+        epoch, got = self._job.epoch, await settled(experience)
         for part in self._job.in_parts(got):
-            await self._job.submit("replay_buffer", PutRequest(step, part), f"storing samples of step {step}")
+            await self._job.submit("replay_buffer", PutRequest(epoch, step, part), f"storing samples of step {step}")
             self._job.ledger.buffered(keys_of(part))
         return len(got)
 
@@ -210,22 +213,24 @@ class Policy(Client):
         return self._job.handle(self._update(groups, step), f"policy update {step}")
 
     def save(self, directory: str, step: int) -> Handle[Any]:
-        return self._job.call("policy", SaveRequest(directory, step), f"the policy's checkpoint {step}")
+        request = SaveRequest(directory, self._job.epoch, step)
+        return self._job.call("policy", request, f"the policy's checkpoint {step}")
 
     def restore(self, directory: str | None, step: int) -> Handle[Any]:
-        return self._job.call("policy", RestoreRequest(directory, step), f"the policy's restore to step {step}")
+        request = RestoreRequest(directory, self._job.epoch, step)
+        return self._job.call("policy", request, f"the policy's restore to step {step}")
 
     async def _sft(self, demonstrations: Handle[Demonstrations], step: int) -> dict[str, Any]:
-        shown = (await settled(demonstrations)).demonstrations
-        answer: UpdateReply = await self._job.submit("policy", SftRequest(step, shown), f"SFT step {step}")
+        epoch, shown = self._job.epoch, (await settled(demonstrations)).demonstrations
+        answer: UpdateReply = await self._job.submit("policy", SftRequest(epoch, step, shown), f"SFT step {step}")
         self._job.journal.spent("update", answer.seconds)
         return dict(answer.metrics)
 
     async def _update(self, groups: Handle[list[TrajectoryGroup]], step: int) -> dict[str, Any]:
-        job = self._job
+        job, epoch = self._job, self._job.epoch
         batch = await settled(groups)
         staleness = max(group.staleness(step - 1) for group in batch)
-        answer: UpdateReply = await job.submit("policy", UpdateRequest(step, batch), f"policy update {step}")
+        answer: UpdateReply = await job.submit("policy", UpdateRequest(epoch, step, batch), f"policy update {step}")
         job.ledger.trained(keys_of(batch), step)
         job.journal.spent("update", answer.seconds)
         return {**answer.metrics, "staleness/max": staleness, "version": step}

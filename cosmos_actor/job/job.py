@@ -4,31 +4,36 @@
             ^------- StateLost (a stateful actor died) --'
 
 Invariant: at the end of a step, all that happened up to it is in the metrics and the ledger, and a checkpoint of step k
-is enough to go on exactly as an uninterrupted run would.
+is enough to go on exactly as an uninterrupted run would. Nothing that was asked for before a `restore` has an
+effect after it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from cosmos_actor.actors.context import ActorClock
-from cosmos_actor.actors.fleet import Fleet
+from cosmos_actor.actors.fleet import Fleet, StateLost
 from cosmos_actor.actors.handle import Driver, Handle
 from cosmos_actor.actors.ledger import Ledger
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime
-from cosmos_actor.bus import Bus
+from cosmos_actor.bus import Bus, BusError, RemoteError
+from cosmos_actor.bus.errors import BulkGone, DeadlineExceeded
 from cosmos_actor.job.checkpoints import Checkpoints
 from cosmos_actor.job.clients import Data, Policy, Reference, ReplayBuffer, Reward, Rollout
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.weights import Weights
 
 Item = TypeVar("Item")
+LIFE_END_S = 5.0
+"""How long the questions of a life may take to end once they are cancelled. None of them waits for anybody then."""
 
 
 class StopAsked(Exception):
-    """Somebody asked the job to stop; everything up to the last finished step is saved."""
+    """Somebody asked the job to stop, or its controller to end: in the first case the last finished step is saved."""
 
 
 class Job:
@@ -50,6 +55,8 @@ class Job:
         """Not empty: finish the step in hand, save it, and end. The items say why."""
         self.dispatched_through = 0
         self._stored: dict[int, Handle[Any]] = {}
+        self._questions: set[asyncio.Task[Any]] = set()
+        """What this life has asked and what is done with the answers; on the bus's loop."""
         self._ended: BaseException | None = None
         self.data, self.rollout, self.reward = Data(self), Rollout(self), Reward(self)
         self.replay_buffer, self.reference, self.policy = ReplayBuffer(self), Reference(self), Policy(self)
@@ -111,20 +118,17 @@ class Job:
 
     def restore(self, reason: str) -> None:
         """Become the latest checkpoint, or the beginning: stateful roles, the ledger, the metrics and this object."""
-        for handle in self._stored.values():
-            handle.cancel()
-        self._stored.clear()
-        self.fleet.state_is_fresh()
+        self._end_life()
         latest = self.checkpoints.latest()
         self.step = self.step_in_hand = latest.step if latest else 0
         self.dispatched_through = max(latest.dispatched_through if latest else 0, self.settings.policy.sft_steps)
         self.epoch = self.checkpoints.next_epoch()
+        self.weights.start_epoch(self.epoch)
         directory = str(latest.directory) if latest else None
         for client in (self.policy, self.replay_buffer):
             client.restore(directory, self.step).resolve()
         self.ledger.roll_back(self.step, reason, keep=latest.buffered if latest else ())
         self.journal.roll_back(self.step)
-        self.weights.start_epoch(self.epoch)
 
     async def watch(self, runtime: ActorRuntime) -> None:
         """Make every wait of the recipe end when this actor's own life does."""
@@ -132,8 +136,40 @@ class Job:
         self._ended = runtime.failure or StopAsked("the head asked for it")
 
     def close(self) -> None:
-        self.journal.close()
-        self.ledger.close()
+        try:
+            self._end_life()
+        finally:
+            self.driver.start(self._leave_fleet())
+            self.journal.close()
+            self.ledger.close()
+
+    def _end_life(self) -> None:
+        """End all that this life has under way, so that none of it writes to the ledger or asks a role any more."""
+        self._stored.clear()
+        ending = self.driver.start(self._end_questions())
+        if not self.driver.wait(ending, 2 * LIFE_END_S):
+            raise DeadlineExceeded("the bus's loop does not turn, so the questions of the last life can not be ended")
+        ending.result()
+
+    async def _end_questions(self) -> None:
+        until = self.clock.monotonic() + LIFE_END_S
+        while self._questions and self.clock.monotonic() < until:
+            for task in self._questions:
+                task.cancel()
+            await asyncio.wait(self._questions, timeout=LIFE_END_S)
+        if self._questions:
+            raise DeadlineExceeded(f"{len(self._questions)} questions of the last life do not end")
+        self.fleet.state_is_fresh()
+
+    async def _leave_fleet(self) -> None:
+        self.fleet.close()
+
+    async def _counted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
+        return await coroutine
 
     def check_interrupted(self) -> None:
         """Called by every wait: raises what makes waiting pointless."""
@@ -144,7 +180,7 @@ class Job:
         self.weights.check()
 
     def handle(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Handle[Any]:
-        return Handle(self.driver, coroutine, what, deadline_s=self.settings.run.deadline_s,
+        return Handle(self.driver, self._counted(coroutine), what, deadline_s=self.settings.run.deadline_s,
                       interrupted=self.check_interrupted)
 
     def call(
@@ -163,9 +199,16 @@ class Job:
         return [items[first:first + size] for first in range(0, len(items), size)]
 
     async def submit(self, role: str, message: Any, what: str) -> Any:
-        return await self.fleet.submit(role, message, deadline_s=self.settings.run.deadline_s, what=what)
+        """The answer of a member of `role`. Raises StateLost also when arrays of `message` died with their holder."""
+        try:
+            return await self.fleet.submit(role, message, deadline_s=self.settings.run.deadline_s, what=what)
+        except BusError as error:
+            if isinstance(error, BulkGone) or (isinstance(error, RemoteError) and error.kind == BulkGone.__name__):
+                raise StateLost(f"arrays for {what} are gone with the actor that held them: {error}") from error
+            raise
 
     def _make_safe(self, *, at_end: bool) -> None:
+        self.check_interrupted()
         due = self.step % self.settings.run.checkpoint_every == 0
         if due or at_end or self.stop_asked:
             self._checkpoint()

@@ -3,7 +3,8 @@
     publish(step) -> policy packs a manifest -> announced on a state topic -> a rollout pulls, verifies, swaps, reports
 
 Invariant: a report whose digest is not the manifest's ends the job; so does a rollout that says it could not take the
-newest version. Weights that never arrive are an error with a name, not a wait.
+newest version, unless a newer one comes or the policy turns out to be dead. Weights that never arrive are an error with
+a name, not a wait.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from cosmos_actor.weight_plane.version import Version
 if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
 
+EXCUSE_S = 2.0
+"""How long a version that could not be taken may have an excuse: the policy died, or has freed it for a newer one.
+Without it the rollout's word comes before the news of the death, and ends a job that only has to go back."""
+
 
 class WeightsNotTaken(BusError):
     """A rollout could not take the newest version, or holds another digest than was published."""
@@ -53,6 +58,7 @@ class Weights:
         """Versions from now on are newer than all before, whatever their step. Nothing is published yet."""
         self._epoch = epoch
         self._newest.clear()
+        self._held.clear()
         self._problem = None
         self._publishing = None
         self.published_step = -1
@@ -67,8 +73,13 @@ class Weights:
         self.published_step = step
 
     def publish_reference(self) -> None:
-        """Freeze the policy as the reference, once a run, and announce it; waits for the policy's answer."""
+        """Freeze the policy as the reference, once a run, and announce it; waits for the policy's answer.
+
+        Nothing is frozen for a run without a KL term: it would cost a copy of the model in memory and on disk.
+        """
         job = self._job
+        if job.settings.reference_count == 0:
+            return
         request = PublishReferenceRequest(self._epoch, job.step_in_hand, str(job.paths.root / "reference"))
         job.call("policy", request, "publication of the reference", self._announce_reference).resolve()
 
@@ -79,17 +90,14 @@ class Weights:
         self._job.handle(self._until_held(), f"weights {self.published_step} at every rollout").resolve()
 
     @property
-    def published_ordinal(self) -> int:
-        """`Version.ordinal` of the newest publication, which may still be under way."""
-        return Version(self._job.bus.identity.run_id, self._epoch, self.published_step).ordinal
+    def published(self) -> Version:
+        """The newest publication, which may still be under way."""
+        return Version(self._job.bus.identity.run_id, self._epoch, self.published_step)
 
     def check(self) -> None:
         """Raises what went wrong with the newest version."""
         if self._problem is not None:
             raise self._problem
-
-    def holders(self) -> dict[str, int]:
-        return {actor: report.step for actor, report in sorted(self._held.items())}
 
     async def _publish(self, step: int) -> None:
         answer: Published = await self._job.submit("policy", PublishRequest(self._epoch, step), f"weights {step}")
@@ -105,7 +113,8 @@ class Weights:
             link.publish_state(topic=topic, message=manifest)
 
     def _on_joined(self, member: Member, link: Link) -> None:
-        """A late rollout or reference gets the newest version at once."""
+        """A late rollout or reference gets the newest version at once; what its name held before is of another life."""
+        self._held.pop(member.actor, None)
         topic = {"rollout": WEIGHTS_TOPIC, "reference": REFERENCE_TOPIC}.get(member.role, "")
         if topic in self._newest:
             link.publish_state(topic=topic, message=self._newest[topic])
@@ -114,11 +123,22 @@ class Weights:
         newest = self._newest.get(WEIGHTS_TOPIC)
         if newest is None or (report.epoch, report.step) != (newest.version.epoch, newest.version.step):
             return  # of an older version: a rollout may skip versions
-        if report.problem or report.digest != newest.digest:
-            what = report.problem or f"holds digest {report.digest[:12]}, published was {newest.digest[:12]}"
-            self._problem = WeightsNotTaken(
-                f"{report.actor} could not take weights {report.step}: {what}", setting="weights.deadline_s")
+        if report.problem:
+            asyncio.get_running_loop().call_later(EXCUSE_S, self._blame, newest, report.actor, report.problem)
+        elif report.digest != newest.digest:
+            self._blame(newest, report.actor, f"holds digest {report.digest[:12]}, published was {newest.digest[:12]}")
         self._held[report.actor] = report
+        self._reported.set()
+
+    def _blame(self, manifest: Manifest, actor: str, what: str) -> None:
+        """`actor` did not take `manifest`, which still is the newest; one that replaces it may be under way."""
+        if self._newest.get(WEIGHTS_TOPIC) is not manifest:
+            return
+        if self._publishing is not None and not self._publishing.done():
+            asyncio.get_running_loop().call_later(EXCUSE_S, self._blame, manifest, actor, what)
+            return
+        step = manifest.version.step
+        self._problem = WeightsNotTaken(f"{actor} could not take weights {step}: {what}", setting="weights.deadline_s")
         self._reported.set()
 
     async def _until_held(self) -> None:

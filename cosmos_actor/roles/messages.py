@@ -149,11 +149,14 @@ class ReferenceRequest:
 
 
 # ---- replay buffer
+#
+# `epoch` is the life of the job that asks. A stateful role answers the life that restored it last and no other.
 
 
 @schema("put_request", version=1)
 @dataclass(frozen=True)
 class PutRequest:
+    epoch: int
     step: int
     """The step that these groups are meant for."""
     groups: list[TrajectoryGroup]
@@ -171,6 +174,7 @@ class PutReply:
 class SampleRequest:
     """Asks for `groups` groups to train at `version`; what is staler than `run.max_staleness` is dropped and named."""
 
+    epoch: int
     groups: int
     version: int
 
@@ -194,6 +198,7 @@ class Sample:
 class SftRequest:
     """Step number `step` of the optimiser, on demonstrations. Asked twice, it is done once."""
 
+    epoch: int
     step: int
     demonstrations: list[Demonstration]
 
@@ -203,6 +208,7 @@ class SftRequest:
 class UpdateRequest:
     """Step number `step` of the optimiser, on scored groups. Asked twice, it is done once."""
 
+    epoch: int
     step: int
     groups: list[TrajectoryGroup]
 
@@ -251,6 +257,7 @@ class SaveRequest:
     """Write what this role holds below `directory`, so that RestoreRequest brings it back exactly."""
 
     directory: str
+    epoch: int
     step: int
 
 
@@ -269,6 +276,7 @@ class RestoreRequest:
     """Become what `directory` holds, or what a fresh start holds when it is None."""
 
     directory: str | None
+    epoch: int
     step: int
 
 

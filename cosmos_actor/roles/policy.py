@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cosmos_actor.actors.role import Role, handles
+from cosmos_actor.actors.role import handles
 from cosmos_actor.roles.messages import (
     Published,
     PublishReferenceRequest,
@@ -21,6 +21,7 @@ from cosmos_actor.roles.messages import (
     UpdateReply,
     UpdateRequest,
 )
+from cosmos_actor.roles.stateful import StatefulRole
 from cosmos_actor.weight_plane.publisher import WeightPublisher
 from cosmos_actor.weight_plane.version import Version
 
@@ -31,11 +32,10 @@ class OutOfStep(Exception):
     """The controller asked for another step than the next one: one of the two missed a rewind."""
 
 
-class PolicyRole(Role):
-    """Stateful. Guarantee: step k of the optimiser happens once; asked for again, its answer is repeated."""
+class PolicyRole(StatefulRole):
+    """Guarantee: step k of the optimiser happens once in a life of the job; asked for again, its answer is repeated."""
 
     name = "policy"
-    stateful = True
 
     def setup(self) -> None:
         settings = self.context.settings
@@ -59,16 +59,18 @@ class PolicyRole(Role):
 
     @handles(SftRequest)
     def sft(self, request: SftRequest) -> UpdateReply:
-        return self._once(request.step, lambda: self.trainer.sft_step(
+        return self._once(request, lambda: self.trainer.sft_step(
             [(shown.prompt, shown.answer) for shown in request.demonstrations]))
 
     @handles(UpdateRequest)
     def update(self, request: UpdateRequest) -> UpdateReply:
         rewards = np.concatenate([group.rewards for group in request.groups])
         seen = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
-        return self._once(request.step, lambda: {**self.trainer.grpo_step(request.groups), **seen})
+        return self._once(request, lambda: {**self.trainer.grpo_step(request.groups), **seen})
 
-    def _once(self, step: int, update: Callable[[], Mapping[str, float]]) -> UpdateReply:
+    def _once(self, request: SftRequest | UpdateRequest, update: Callable[[], Mapping[str, float]]) -> UpdateReply:
+        self.refuse_another_life(request.epoch)
+        step = request.step
         if self.answer is not None and step == self.step:
             return self.answer
         if step != self.step + 1:
@@ -82,14 +84,17 @@ class PolicyRole(Role):
     @handles(PublishRequest)
     def publish(self, request: PublishRequest) -> Published:
         """The weights after `request.step`. Raises OutOfStep when the policy is elsewhere."""
+        self.refuse_another_life(request.epoch)
         if request.step != self.step:
             raise OutOfStep(f"asked to publish step {request.step}, the policy is at step {self.step}")
         return self._publish(self.publisher, request, self.trainer.weights)
 
     @handles(PublishReferenceRequest)
     def publish_reference(self, request: PublishReferenceRequest) -> Published:
-        """The frozen reference: as it was first frozen in this run, or the present weights, which are thereby frozen."""
-        return self._publish(self.references, request, lambda: self._reference(Path(request.directory) / REFERENCE_FILE))
+        """The frozen reference: as it was first frozen in this run, or the present weights, frozen by this."""
+        self.refuse_another_life(request.epoch)
+        file = Path(request.directory) / REFERENCE_FILE
+        return self._publish(self.references, request, lambda: self._reference(file))
 
     def _publish(self, publisher: WeightPublisher, request: Any,
                  tensors: Callable[[], Mapping[str, np.ndarray]]) -> Published:
@@ -111,6 +116,7 @@ class PolicyRole(Role):
 
     @handles(SaveRequest)
     def save(self, request: SaveRequest) -> Saved:
+        self.refuse_another_life(request.epoch)
         if request.step != self.step:
             raise OutOfStep(f"asked to save step {request.step}, the policy is at step {self.step}")
         self.trainer.save(Path(request.directory) / "policy")
@@ -118,6 +124,7 @@ class PolicyRole(Role):
 
     @handles(RestoreRequest)
     def restore(self, request: RestoreRequest) -> Restored:
+        self.begin_life(request.epoch)
         if request.directory is not None:
             self.trainer.load(Path(request.directory) / "policy")
         elif self.step != 0:

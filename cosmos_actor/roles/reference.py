@@ -34,6 +34,8 @@ class ReferenceRole(Role):
     async def on_weights(self, manifest: Manifest) -> None:
         weights = self.context.weights
         assert weights is not None
+        if self.frozen is not None and self.frozen.version == manifest.version:
+            return  # announced again, over a new link
         tensors = await weights.pull(manifest, self.context.settings.weights.deadline_s)
         await self.context.compute("load_weights", self._take, manifest, tensors)
         self.taken.set()

@@ -10,7 +10,7 @@ import numpy as np
 
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.replay_buffer import Dropped, NotEnoughGroups, ReplayBuffer
-from cosmos_actor.actors.role import Role, handles
+from cosmos_actor.actors.role import handles
 from cosmos_actor.actors.trajectory import owned
 from cosmos_actor.roles.messages import (
     PutReply,
@@ -22,15 +22,15 @@ from cosmos_actor.roles.messages import (
     Saved,
     SaveRequest,
 )
+from cosmos_actor.roles.stateful import StatefulRole
 
 FILE = "replay_buffer.npz"
 
 
-class ReplayBufferRole(Role):
-    """Stateful: what it holds between two checkpoints is lost with it, and the job goes back to the last checkpoint."""
+class ReplayBufferRole(StatefulRole):
+    """What it holds is of one life of the job: a late put of an earlier one is refused, not trained."""
 
     name = "replay_buffer"
-    stateful = True
 
     def setup(self) -> None:
         self.buffer = self._empty()
@@ -42,11 +42,13 @@ class ReplayBufferRole(Role):
     @handles(PutRequest)
     def put(self, request: PutRequest) -> PutReply:
         """The arrays are copied: their producer may go, and its memory with it, as soon as this is answered."""
+        self.refuse_another_life(request.epoch)
         put = self.buffer.put([owned(group) for group in request.groups])
         return PutReply(stored=len(put.accepted), duplicates=len(put.duplicates))
 
     @handles(SampleRequest)
     def sample(self, request: SampleRequest) -> Sample:
+        self.refuse_another_life(request.epoch)
         try:
             sample = self.buffer.sample(request.groups, request.version)
         except NotEnoughGroups as short:
@@ -55,12 +57,14 @@ class ReplayBufferRole(Role):
 
     @handles(SaveRequest)
     def save(self, request: SaveRequest) -> Saved:
+        self.refuse_another_life(request.epoch)
         state = self.buffer.state()
         np.savez(Path(request.directory) / FILE, **state)
         return Saved("replay_buffer", request.step, _digest(state))
 
     @handles(RestoreRequest)
     def restore(self, request: RestoreRequest) -> Restored:
+        self.begin_life(request.epoch)
         self.buffer = self._empty()
         if request.directory is not None:
             path = Path(request.directory) / FILE

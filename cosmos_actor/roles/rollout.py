@@ -44,6 +44,9 @@ class RolloutRole(Role):
         """Pull, verify and swap in a version; report what is then held, or why it could not be taken."""
         weights = self.context.weights
         assert weights is not None
+        if self.held is not None and self.held.version == manifest.version:
+            await self._report(manifest, self.held.digest, "")  # announced again, over a new link
+            return
         try:
             tensors = await weights.pull(manifest, self.context.settings.weights.deadline_s)
             held = await self.context.compute("load_weights", self._swap, manifest, tensors)

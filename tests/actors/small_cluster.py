@@ -56,6 +56,8 @@ class SmallCluster:
         self.bus = self._bus("controller", "controller-0")
         self.fleet = Fleet(self.bus, stateful=stateful, max_in_flight=max_in_flight, clock=SystemClock())
         self.actors: dict[str, ActorRuntime] = {}
+        self.settings: Any = None
+        """What the roles of actors that are added from now on see."""
 
     async def open(self) -> SmallCluster:
         await self.head.start("memory://head")
@@ -68,7 +70,7 @@ class SmallCluster:
     ) -> ActorRuntime:
         """A new incarnation of `actor`, announced, its setup begun."""
         bus = self._bus(actor.rpartition("-")[0], actor)
-        runtime = ActorRuntime(bus, role, None, 7, worker=InlineWorker(), clock=SystemClock(), joined=joined)
+        runtime = ActorRuntime(bus, role, self.settings, 7, worker=InlineWorker(), clock=SystemClock(), joined=joined)
         await runtime.start("memory://head", f"memory://{actor}/{bus.identity.incarnation}")
         runtime.begin()
         self.actors[actor] = runtime
@@ -82,6 +84,7 @@ class SmallCluster:
         return await self.fleet.submit("echo", Question(number), deadline_s=deadline_s, what=f"question {number}")
 
     async def close(self) -> None:
+        self.fleet.close()
         for runtime in self.actors.values():
             await runtime.close()
         await self.bus.close(drain_s=0.1)

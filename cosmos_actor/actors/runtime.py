@@ -41,6 +41,8 @@ TURN_DEADLINE_S = 30.0
 """How long a setup leaves the processors to one that the job needs earlier."""
 LEAVE_DEADLINE_S = 60.0
 """How long a leaving actor may finish what it holds."""
+CLOSE_DEADLINE_S = 3.0
+"""How long a role may take to close. It comes after what the worker computes, and that may be minutes of sampling."""
 
 
 class HeadLost(BusError):
@@ -104,12 +106,15 @@ class ActorRuntime:
         self.end()
 
     async def close(self) -> None:
-        """Close the role and the bus. The process ends after this."""
+        """Close the role, unless it is still computing after `CLOSE_DEADLINE_S`, and the bus. The process ends then."""
         self.end()
         for task in list(self._tasks):
             task.cancel()
         if self._ready.is_set():
-            await self._worker.run(self.role.close)
+            try:
+                await asyncio.wait_for(self._worker.run(self.role.close), CLOSE_DEADLINE_S)
+            except asyncio.TimeoutError:
+                pass  # the process ends in the middle of that computation
         self._worker.close()
         await self.bus.close(drain_s=1.0)
 

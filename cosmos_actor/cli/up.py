@@ -43,7 +43,7 @@ def command(
         if not finding.ok:
             raise UserError(finding.line)
     with _open(resolved, root, resume=resume) as directory:
-        return _run(resolved, directory, inproc=inproc, listen=listen or None)
+        return _run(resolved, directory, inproc=inproc or resolved.run.grouping == "single", listen=listen or None)
 
 
 def _listen_flags(listen: str) -> list[str]:

@@ -103,6 +103,9 @@ class Checkpoints:
                             f"{self._tracker}, or start a new run", setting="run.run_dir") from error
 
     def _prune(self) -> None:
-        finished = sorted(self.root.glob("iter_*"))
-        for directory in finished[:-self._keep_last]:
-            shutil.rmtree(directory, ignore_errors=True)
+        """Keep the latest and those before it. One after it is of a life that ended before it could be named."""
+        latest = self._tracker.read_text().strip()
+        names = sorted(path.name for path in self.root.glob("iter_*"))
+        kept = [name for name in names if name <= latest][-self._keep_last:]
+        for name in set(names).difference(kept):
+            shutil.rmtree(self.root / name, ignore_errors=True)

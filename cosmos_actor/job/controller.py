@@ -17,7 +17,7 @@ from cosmos_actor.actors.role import Role
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime
 from cosmos_actor.actors.worker import ThreadWorker
-from cosmos_actor.bus import Bus, Link
+from cosmos_actor.bus import Bus, Link, RemoteError
 from cosmos_actor.job.job import Job, StopAsked
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.roles import CONTROLLER, STATEFUL
@@ -26,6 +26,10 @@ from cosmos_actor.recipes.settings import RunSettings
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 MAX_IN_FLIGHT = 2
 """Questions that one member holds at a time: one it computes and one that waits, so that it never idles in between."""
+MOST_REWINDS = 10
+"""Rewinds in a row that bring the job no step further. A fault that every life meets must end the job, not spin it."""
+MISTAKES = frozenset(kind.__name__ for kind in (UserError, *UserError.__subclasses__()))
+"""What a role raises for something that a person can put right, by the name under which it comes over the bus."""
 LAST_WORD_DEADLINE_S = 5.0
 DRAIN_SIGNAL = signal.SIGUSR1
 """Finish and save the step in hand, then end. SIGTERM ends the controller at once: the latest checkpoint is whole."""
@@ -45,9 +49,12 @@ def make_job(bus: Bus, settings: RunSettings, driver: Driver, paths: RunPaths, c
 
 
 def run_recipe(job: Job, on_rewind: Callable[[str], None]) -> JobFinished:
-    """Run the recipe to its end from where the run directory says it is. Mistakes of the user end it; others rise."""
+    """Run the recipe to its end from where the run directory says it is. Mistakes of the user end it; others rise.
+
+    Raises StateLost when `MOST_REWINDS` rewinds in a row brought the job no step further.
+    """
     loop = load_recipe(job.settings.run.loop)
-    reason = "the controller started"
+    reason, furthest, in_vain = "the controller started", -1, 0
     try:
         while True:
             try:
@@ -55,12 +62,19 @@ def run_recipe(job: Job, on_rewind: Callable[[str], None]) -> JobFinished:
                 loop(job)
                 return JobFinished(FINISHED, f"all {job.last_step} steps are done", 0)
             except StateLost as lost:
-                reason = str(lost)
+                in_vain = in_vain + 1 if job.step <= furthest else 0
+                if in_vain == MOST_REWINDS:
+                    raise
+                reason, furthest = str(lost), max(furthest, job.step)
                 on_rewind(reason)
     except StopAsked as stop:
         return JobFinished(STOPPED, f"stopped after step {job.step} of {job.last_step}: {stop}", 0)
     except UserError as mistake:
         return JobFinished(FAILED, str(mistake), 2)
+    except RemoteError as failure:
+        if failure.kind not in MISTAKES:
+            raise
+        return JobFinished(FAILED, failure.remote_text, 2)
     finally:
         job.close()
 

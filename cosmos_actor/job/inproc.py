@@ -95,4 +95,5 @@ def patient(settings: RunSettings) -> RunSettings:
     """The settings without deadlines on answers: whoever sits in a debugger decides how long a step takes."""
     run = settings.run.model_copy(update={"deadline_s": PATIENT_S})
     weights = settings.weights.model_copy(update={"deadline_s": PATIENT_S})
-    return settings.model_copy(update={"run": run, "weights": weights})
+    reward = settings.reward.model_copy(update={"deadline_s": PATIENT_S})
+    return settings.model_copy(update={"run": run, "weights": weights, "reward": reward})

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cosmos_actor.actors.child_spec import ChildSpec
+from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.head import Head
 from cosmos_actor.actors.messages import ActorStatus, JobFinished
@@ -158,8 +159,8 @@ class Launch:
     def _asked_to_stop(self, name: str) -> None:
         """First the controller finishes and saves the step in hand; a second signal stops everything at once."""
         controller = next((child for child in self._supervisor.children() if child["role"] == CONTROLLER), None)
-        if self._stopping is not None or controller is None or controller["pid"] is None:
-            self._stop(name)
+        if self._stopping is not None or controller is None or controller["state"] != State.READY.value:
+            self._stop(name)  # before it is ready it has no step in hand, and the signal would kill it
             return
         self._observer.notice(f"{name}: finishing the step in hand; again to stop at once")
         os.kill(controller["pid"], DRAIN_SIGNAL)

@@ -23,6 +23,12 @@ else:
     import tomli as tomllib
 
 Tree = dict[str, Any]
+NOT_TOML = (ValueError, RecursionError)
+"""How the parser refuses a text: TOMLDecodeError is a ValueError, and so is a number of too many digits."""
+
+
+FLAG_SHOWN = 80
+"""Characters of a flag in a message about it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ def parse_toml(text: str, origin: str) -> Tree:
     """The tables of a TOML text; a syntax error becomes one line with `origin` in it."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except NOT_TOML as error:
         raise BadValue(f"{origin} is not valid TOML: {error}") from error
 
 
@@ -46,7 +52,7 @@ def layer_of_flag(flag: str) -> Layer:
 
     A setting that takes text gets the text as written, so that `run.name=7` is a name.
     """
-    origin = f"--set {flag}"
+    origin = f"--set {flag}" if len(flag) <= FLAG_SHOWN else f"--set {flag[:FLAG_SHOWN]}…"
     path, equals, text = flag.partition("=")
     names = [name.strip() for name in path.split(".")]
     if not equals or not all(names):
@@ -63,7 +69,7 @@ def layer_of_flag(flag: str) -> Layer:
 def _toml_value(text: str) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except NOT_TOML:
         return text
     return document["value"] if set(document) == {"value"} else text
 

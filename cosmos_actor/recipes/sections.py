@@ -142,7 +142,7 @@ class ReplayBufferSection(ProcessSettings):
     """The store of experience between generation and training."""
 
     budget_bytes: PositiveInt = setting(
-        256 * MEBIBYTE, "past it `put` waits: a buffer without a bound hides a policy that can not keep up",
+        256 * MEBIBYTE, "past it the job ends: a buffer without a bound hides a policy that can not keep up",
         unit="bytes", resumable=True)
 
 
@@ -159,7 +159,8 @@ class WeightsSection(Settings):
         2, "published versions kept; with 1 a pull that began just before a publish fails and begins again",
         unit="versions", resumable=True)
     deadline_s: PositiveFloat = setting(
-        60.0, "the longest one pull may take before the actor counts as lost", unit="s", resumable=True)
+        60.0, "the longest one pull, or the wait for a version, may take before the job ends and names it", unit="s",
+        resumable=True)
 
 
 class _Listening(Settings):

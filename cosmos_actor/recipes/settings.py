@@ -11,9 +11,6 @@ from pydantic import model_validator
 from pydantic.fields import FieldInfo
 
 from cosmos_actor.actors.settings import Settings, setting
-from cosmos_actor.bus.bulk.settings import BulkSettings
-from cosmos_actor.bus.limits import Limits
-from cosmos_actor.recipes.mirror import as_dataclass
 from cosmos_actor.recipes.sections import (
     BulkSection,
     BusSection,
@@ -56,12 +53,6 @@ class RunSettings(Settings):
         """Reference actors to start: none while the KL term is off."""
         return self.reference.count if self.policy.grpo.kl_coefficient > 0 else 0
 
-    def bus_limits(self) -> Limits:
-        return as_dataclass(self.bus, Limits, bulk_threshold_bytes=self.bulk.threshold_bytes)
-
-    def bulk_settings(self) -> BulkSettings:
-        return as_dataclass(self.bulk, BulkSettings)
-
 
 def disagreements(settings: RunSettings) -> Iterator[str]:
     """One line for each pair of settings that can not go together, naming both."""
@@ -85,7 +76,8 @@ def is_free_table(field: FieldInfo) -> bool:
 
 
 def accepts_text(field: FieldInfo) -> bool:
-    return field.annotation is str or str in get_args(field.annotation)
+    """True for text, or text or nothing; not for a table or list of texts."""
+    return field.annotation is str or (str in get_args(field.annotation) and not is_free_table(field))
 
 
 def fields(model: type[Settings] = RunSettings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

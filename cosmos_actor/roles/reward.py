@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 
 from cosmos_actor.actors.role import Role, handles
+from cosmos_actor.bus.errors import DeadlineExceeded
 from cosmos_actor.roles.messages import ScoreRequest, Scores, scores_of
 from cosmos_actor.roles.task import load_task
 
 
 class RewardRole(Role):
-    """Scores groups. A verifier that raises is an error of the call, never a score of 0."""
+    """Scores groups. A verifier that raises or is late is an error of the call, never a score of 0."""
 
     name = "reward"
 
@@ -18,7 +21,16 @@ class RewardRole(Role):
         self.task = load_task(self.context.settings, self.context.settings.run.seed)
 
     @handles(ScoreRequest, concurrency=4)
-    def score(self, request: ScoreRequest) -> Scores:
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Raises DeadlineExceeded `reward.deadline_s` after the request; what is graded then is not waited for."""
+        deadline_s = self.context.settings.reward.deadline_s
+        try:
+            return await asyncio.wait_for(self.context.compute("score", self._score, request), deadline_s)
+        except asyncio.TimeoutError as error:
+            raise DeadlineExceeded(f"{self.context.identity.actor} has not graded {len(request.groups)} groups after "
+                                   f"{deadline_s:g} s", setting="reward.deadline_s") from error
+
+    def _score(self, request: ScoreRequest) -> Scores:
         begun = self.context.clock.monotonic()
         columns = [
             np.array([self.task.reward(group.task, text) for text in group.texts], dtype=np.float32)

@@ -11,7 +11,7 @@ from cosmos_actor.actors.fleet import Fleet
 from cosmos_actor.actors.head import Head
 from cosmos_actor.actors.role import Role, handles
 from cosmos_actor.actors.runtime import ActorRuntime
-from cosmos_actor.actors.worker import InlineWorker
+from cosmos_actor.actors.worker import InlineWorker, Worker
 from cosmos_actor.bus import Bus, Identity, MemoryNetwork, MemoryTransport, new_incarnation
 from cosmos_actor.bus.schema import schema
 
@@ -66,11 +66,13 @@ class SmallCluster:
         return self
 
     async def add(
-        self, actor: str, role: Callable[[Context], Role] = EchoRole, *, joined: bool = False
+        self, actor: str, role: Callable[[Context], Role] = EchoRole, *, joined: bool = False,
+        worker: Worker | None = None,
     ) -> ActorRuntime:
         """A new incarnation of `actor`, announced, its setup begun."""
         bus = self._bus(actor.rpartition("-")[0], actor)
-        runtime = ActorRuntime(bus, role, self.settings, 7, worker=InlineWorker(), clock=SystemClock(), joined=joined)
+        runtime = ActorRuntime(bus, role, self.settings, 7, worker=worker or InlineWorker(), clock=SystemClock(),
+                               joined=joined)
         await runtime.start("memory://head", f"memory://{actor}/{bus.identity.incarnation}")
         runtime.begin()
         self.actors[actor] = runtime

@@ -150,3 +150,30 @@ def test_a_member_with_its_hands_full_gets_no_more():
         assert [answer.number for answer in await asyncio.gather(*questions)] == list(range(5))
 
     with_cluster(test, max_in_flight=2)
+
+
+def test_a_link_that_broke_is_dialled_again_while_the_head_knows_the_actor():
+    async def test(cluster: SmallCluster) -> None:
+        await cluster.add("echo-0")
+        assert (await cluster.ask(1)).actor == "echo-0"
+        link = cluster.fleet.links("echo")["echo-0"]
+        cluster.bus.link_over(link, "no heartbeat")
+        assert (await cluster.ask(2)).actor == "echo-0"
+        assert cluster.fleet.links("echo")["echo-0"] is not link
+
+    with_cluster(test)
+
+
+def test_a_loss_that_is_noticed_late_does_not_spoil_what_was_restored():
+    async def test(cluster: SmallCluster) -> None:
+        await cluster.add("echo-0")
+        await cluster.ask(1)
+        seat = cluster.fleet._seats["echo-0"]
+        cluster.bus.link_over(seat.link, "no heartbeat")
+        while cluster.fleet.lost is None:
+            await asyncio.sleep(0.001)
+        cluster.fleet.state_is_fresh()
+        await cluster.fleet._member_lost(seat, "its receipt says so too")
+        assert cluster.fleet.lost is None
+
+    with_cluster(test, stateful=frozenset({"echo"}))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
+from cosmos_actor.actors import runtime as module
 from cosmos_actor.actors.loading import load_object
 from cosmos_actor.actors.role import Role, follows, handles
 from cosmos_actor.actors.runtime import HeadLost
+from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import PeerRefused
 from cosmos_actor.job.roles import ROLE_CLASSES, STATEFUL
 from tests.actors.small_cluster import BrokenRole, EchoRole, Question, SmallCluster, with_cluster
@@ -125,3 +128,20 @@ def test_a_handler_is_a_method_that_says_which_message_it_takes():
 
     assert [(kind, method.__name__, concurrency) for kind, method, concurrency in TwoHandlers(None).handlers()] == [
         (Question, "one", 3)]
+
+
+def test_a_long_computation_does_not_hold_a_close(monkeypatch):
+    monkeypatch.setattr(module, "CLOSE_DEADLINE_S", 0.05)
+    end = threading.Event()
+
+    async def test(cluster: SmallCluster) -> None:
+        runtime = await cluster.add("echo-0", worker=ThreadWorker("echo"))
+        await until(lambda: runtime.state == "ready")
+        computing = asyncio.ensure_future(runtime.context.compute("sampling", end.wait, 20.0))
+        await until(lambda: runtime.context.busy_label == "sampling")
+        await asyncio.wait_for(cluster.actors.pop("echo-0").close(), 10.0)
+        assert not computing.done()
+        end.set()
+        await computing
+
+    with_cluster(test)

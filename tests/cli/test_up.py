@@ -56,6 +56,11 @@ def test_where_to_listen_becomes_part_of_the_settings(cli: Cli, here: Path, laun
     assert (launched[0]["inproc"], launched[0]["listen"]) == (True, "tcp://127.0.0.1:0")
 
 
+def test_one_process_for_all_roles_is_what_grouping_single_asks_for(cli: Cli, here: Path, launched: Launched) -> None:
+    assert cli("up", "grpo-arithmetic", "--set", "run.grouping=single").code == 0
+    assert launched[0]["inproc"] is True
+
+
 def test_two_runs_get_two_directories(cli: Cli, here: Path, launched: Launched) -> None:
     for _ in range(2):
         assert cli("up", "grpo-arithmetic").code == 0

@@ -66,3 +66,13 @@ def test_a_damaged_checkpoint_is_one_line_that_names_the_file(checkpoints):
 
 def test_epochs_never_repeat(checkpoints):
     assert [checkpoints.next_epoch() for _ in range(3)] == [0, 1, 2]
+
+
+def test_the_latest_is_kept_also_beside_one_that_was_never_named(tmp_path):
+    """Killed between writing step 20 and naming it, the job went on from 10 and came to 12."""
+    checkpoints = Checkpoints(RunPaths(tmp_path), keep_last=1)
+    write(checkpoints, 10)
+    (checkpoints.root / "iter_000000020").mkdir()
+    write(checkpoints, 12)
+    assert checkpoints.latest().step == 12
+    assert [path.name for path in checkpoints.root.glob("iter_*")] == ["iter_000000012"]

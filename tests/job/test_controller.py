@@ -1,0 +1,86 @@
+"""The controller goes back as often as that brings the job on, and says how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cosmos_actor.actors.errors import NotFound
+from cosmos_actor.actors.fleet import StateLost
+from cosmos_actor.bus.errors import RemoteError
+from cosmos_actor.job import controller
+from cosmos_actor.job.controller import FAILED, FINISHED, MOST_REWINDS, STOPPED, run_recipe
+from cosmos_actor.job.job import StopAsked
+
+
+class PlayedJob:
+    """`script`: for each life the step it reaches and what ends it; None is the end of the recipe."""
+
+    settings = type("Settings", (), {"run": type("Run", (), {"loop": "played"})})
+    last_step = 9
+
+    def __init__(self, *script: tuple[int, BaseException | None]) -> None:
+        self.script = list(script)
+        self.step = 0
+        self.reasons: list[str] = []
+        self.closed = False
+
+    def restore(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.step = 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def loop(job: PlayedJob) -> None:
+        job.step, error = job.script.pop(0)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(controller, "load_recipe", lambda name: loop)
+
+    def run(*script: tuple[int, BaseException | None]) -> tuple[Any, PlayedJob]:
+        job = PlayedJob(*script)
+        try:
+            return run_recipe(job, lambda reason: None), job
+        finally:
+            assert job.closed
+
+    return run
+
+
+def test_a_lost_state_is_a_reason_to_go_back_and_go_on(run):
+    word, job = run((3, StateLost("policy-0 is gone")), (9, None))
+    assert (word.outcome, word.exit_code) == (FINISHED, 0)
+    assert job.reasons == ["the controller started", "policy-0 is gone"]
+
+
+def test_rewinds_that_bring_the_job_no_step_further_end_it(run):
+    with pytest.raises(StateLost, match="again"):
+        run(*[(3, StateLost("again"))] * (MOST_REWINDS + 1))
+
+
+def test_rewinds_that_bring_the_job_further_may_be_many(run):
+    word, _ = run(*[(step, StateLost("again")) for step in range(3 * MOST_REWINDS)], (99, None))
+    assert word.outcome == FINISHED
+
+
+@pytest.mark.parametrize("mistake", [NotFound("no file x", setting="policy.model"),
+                                     RemoteError("NotFound", "no file x (setting `policy.model`)")])
+def test_a_mistake_of_the_user_ends_the_job_wherever_it_was_noticed(run, mistake):
+    word, _ = run((0, mistake))
+    assert (word.outcome, word.exit_code, word.reason) == (FAILED, 2, "no file x (setting `policy.model`)")
+
+
+def test_any_other_failure_of_a_role_rises(run):
+    with pytest.raises(RemoteError, match="ValueError"):
+        run((0, RemoteError("ValueError", "a bug")))
+
+
+def test_a_stop_says_after_which_step(run):
+    word, _ = run((4, StopAsked("asked to stop")))
+    assert (word.outcome, word.exit_code) == (STOPPED, 0) and "after step 4 of 9" in word.reason

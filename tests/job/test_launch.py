@@ -1,0 +1,56 @@
+"""A stop lets the step in hand finish when there is one, and is never lost when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cosmos_actor.job.controller import DRAIN_SIGNAL
+from cosmos_actor.job.launch import Launch
+
+
+class PlayedSupervisor:
+    def __init__(self, state: str) -> None:
+        self.state = state
+        self.stopped: list[str] = []
+
+    def children(self) -> list[dict[str, Any]]:
+        return [{"role": "controller", "state": self.state, "pid": 4711}]
+
+    async def stop(self, reason: str) -> None:
+        self.stopped.append(reason)
+
+
+def signalled(state: str, times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[int, int]], list[str]]:
+    """(signals to the controller, stops of the supervisor) after `times` SIGTERM in this state of the controller."""
+    kills: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: kills.append((pid, number)))
+    launch = object.__new__(Launch)
+    supervisor = launch._supervisor = PlayedSupervisor(state)
+    launch._stopping = None
+    launch._observer = SimpleNamespace(notice=lambda text: None)
+    launch._settings = SimpleNamespace(supervisor=SimpleNamespace(drain_s=60.0))
+
+    async def run() -> None:
+        for _ in range(times):
+            launch._asked_to_stop("SIGTERM")
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    return kills, supervisor.stopped
+
+
+def test_a_ready_controller_is_asked_to_finish_its_step(monkeypatch):
+    assert signalled("ready", 1, monkeypatch) == ([(4711, DRAIN_SIGNAL)], [])
+
+
+def test_a_controller_that_is_starting_would_be_killed_by_that_signal_so_all_is_stopped_at_once(monkeypatch):
+    assert signalled("starting", 1, monkeypatch) == ([], ["SIGTERM"])
+
+
+def test_a_second_signal_stops_everything_at_once(monkeypatch):
+    assert signalled("ready", 2, monkeypatch) == ([(4711, DRAIN_SIGNAL)], ["SIGTERM"])

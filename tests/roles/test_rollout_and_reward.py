@@ -1,0 +1,81 @@
+"""Rollouts take a version once, however often it is announced; a grader that is late is an error, never a score."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cosmos_actor.actors.context import Context, SystemClock
+from cosmos_actor.actors.worker import ThreadWorker
+from cosmos_actor.bus import Identity
+from cosmos_actor.bus.errors import DeadlineExceeded
+from cosmos_actor.roles.messages import ScoreRequest
+from cosmos_actor.roles.reward import RewardRole
+from cosmos_actor.roles.rollout import RolloutRole
+from cosmos_actor.weight_plane.manifest import Manifest
+from cosmos_actor.weight_plane.version import Version
+from tests.actors.groups import make_group
+
+
+class Source:
+    """Weights that can be pulled; counts how often they were."""
+
+    def __init__(self) -> None:
+        self.pulled = 0
+
+    async def pull(self, manifest: Any, deadline_s: float) -> dict[str, Any]:
+        self.pulled += 1
+        return {}
+
+
+class Engine:
+    def load_weights(self, tensors: Any, version: int, digest: str) -> str:
+        return digest
+
+
+def context(worker: ThreadWorker, **more: Any) -> Context:
+    settings = SimpleNamespace(weights=SimpleNamespace(deadline_s=5.0), reward=SimpleNamespace(deadline_s=0.05))
+    return Context(Identity("run", "any", "any-0", "1"), settings, seed=0, clock=SystemClock(), worker=worker, **more)
+
+
+@pytest.fixture
+def worker():
+    made = ThreadWorker("test")
+    yield made
+    made.close()
+
+
+def test_a_version_that_is_announced_again_is_reported_again_and_not_pulled(worker):
+    reports = []
+
+    async def emit(report: Any) -> None:
+        reports.append((report.step, report.digest, report.problem))
+
+    async def run() -> None:
+        source = Source()
+        role = RolloutRole(context(worker, weights=source, emit=emit))
+        role.engine, role.held, role.taken = Engine(), None, asyncio.Event()
+        for _ in range(2):
+            await role.on_weights(Manifest(Version("run", 0, 3), "abc", [], []))
+        assert source.pulled == 1
+
+    asyncio.run(run())
+    assert reports == [(3, "abc", "")] * 2
+
+
+@pytest.fixture
+def slow_task():
+    end = threading.Event()
+    yield SimpleNamespace(reward=lambda payload, text: float(end.wait(10.0)))
+    end.set()
+
+
+def test_a_grader_that_is_late_is_an_error_that_names_the_setting(worker, slow_task):
+    role = RewardRole(context(worker))
+    role.task = slow_task
+    with pytest.raises(DeadlineExceeded, match=r"has not graded 1 groups after 0\.05 s.*reward\.deadline_s"):
+        asyncio.run(role.score(ScoreRequest([make_group()])))

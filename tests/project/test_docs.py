@@ -66,7 +66,7 @@ def test_settings_exist(document: Path) -> None:
     sections = "|".join(RunSettings.model_fields)
     text = document.read_text()
     named = re.findall(rf"(?:`|--set )((?:{sections})\.[a-z_]+(?:\.[a-z_]+)*)(?=[`= ])", text)
-    files = {name for name in named if name.endswith((".key", ".py", ".toml"))}
+    files = {name for name in named if name.endswith((".json", ".key", ".py", ".toml"))}
     assert {name for name in named if name not in known} - files == set()
 
 

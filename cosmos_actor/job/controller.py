@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from cosmos_actor.actors.loading import load_object
 from cosmos_actor.actors.messages import JobFinished
 from cosmos_actor.actors.role import Role
 from cosmos_actor.actors.run_directory import RunPaths
-from cosmos_actor.actors.runtime import ActorRuntime
+from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
 from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import Bus, Link, RemoteError
 from cosmos_actor.job.job import Job, StopAsked
@@ -95,15 +96,24 @@ class ControllerProcess:
         self._make_bus = make_bus
 
     def run(self, head_address: str, listen: str) -> int:
-        """0 once the head knows how the job ended. What the recipe raises comes through: the process is restarted."""
+        """0 once the head knows how the job ended, well or not. A controller that is killed is started again instead."""
         asked: list[str] = []
         signal.signal(DRAIN_SIGNAL, lambda number, frame: asked.append("asked to stop"))
         job, runtime, head = self._wait(self._open(head_address, listen))
         job.stop_asked = asked
-        last_word = run_recipe(job, lambda reason: print(f"back to the latest checkpoint: {reason}", flush=True))
+        last_word = self._run_recipe(job)
         self._wait(self._say(head, last_word))
         self._wait(runtime.close())
         return 0
+
+    def _run_recipe(self, job: Job) -> JobFinished:
+        try:
+            return run_recipe(job, lambda reason: print(f"back to the latest checkpoint: {reason}", flush=True))
+        except HeadLost:
+            raise  # there is nobody to tell
+        except Exception as failure:  # outermost: a controller that is started again would meet it again, for ever
+            traceback.print_exc()
+            return JobFinished(FAILED, f"{type(failure).__name__}: {failure}", 1)
 
     async def _open(self, head_address: str, listen: str) -> tuple[Job, ActorRuntime, Link]:
         bus = self._make_bus()

@@ -8,9 +8,10 @@ import pytest
 
 from cosmos_actor.actors.errors import NotFound
 from cosmos_actor.actors.fleet import StateLost
+from cosmos_actor.actors.runtime import HeadLost
 from cosmos_actor.bus.errors import RemoteError
 from cosmos_actor.job import controller
-from cosmos_actor.job.controller import FAILED, FINISHED, MOST_REWINDS, STOPPED, run_recipe
+from cosmos_actor.job.controller import FAILED, FINISHED, MOST_REWINDS, STOPPED, ControllerProcess, run_recipe
 from cosmos_actor.job.job import StopAsked
 
 
@@ -84,3 +85,22 @@ def test_any_other_failure_of_a_role_rises(run):
 def test_a_stop_says_after_which_step(run):
     word, _ = run((4, StopAsked("asked to stop")))
     assert (word.outcome, word.exit_code) == (STOPPED, 0) and "after step 4 of 9" in word.reason
+
+
+def test_a_failure_ends_the_job_with_its_line_and_its_traceback_is_in_the_log(monkeypatch, capsys):
+    def fails(job: Any, on_rewind: Any) -> None:
+        raise RemoteError("ValueError", "a bug in a reward")
+
+    monkeypatch.setattr(controller, "run_recipe", fails)
+    word = object.__new__(ControllerProcess)._run_recipe(PlayedJob())
+    assert (word.outcome, word.exit_code, word.reason) == (FAILED, 1, "RemoteError: ValueError: a bug in a reward")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_without_a_head_there_is_nobody_to_tell(monkeypatch):
+    def fails(job: Any, on_rewind: Any) -> None:
+        raise HeadLost("the head of the run is gone")
+
+    monkeypatch.setattr(controller, "run_recipe", fails)
+    with pytest.raises(HeadLost):
+        object.__new__(ControllerProcess)._run_recipe(PlayedJob())

@@ -37,5 +37,9 @@ class RunDirectoryMismatch(UserError):
     """The run directory was made by another configuration."""
 
 
+class RunDirectoryUnusable(UserError):
+    """The file system does not let a run be written there; the line has its reason."""
+
+
 class JobFailed(UserError):
     """The job ended because one of its processes did; the line says which one and why."""

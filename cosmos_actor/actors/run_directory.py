@@ -15,17 +15,20 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cosmos_actor import death
 from cosmos_actor.actors.configuration_difference import differing_keys
-from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryMismatch
+from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryMismatch, RunDirectoryUnusable
 from cosmos_actor.actors.json_lines import JsonLinesWriter
 
 FORMAT = 1
 SETTING = "run.run_dir"
+SHOWN = 200
+"""Characters of a path in a message."""
 KEYS_NAMED = 8
 """Differing settings named in a refusal. All of them, when two recipes differ, would fill the screen."""
 
@@ -64,17 +67,22 @@ class RunPaths:
         return sorted((self.logs / actor).glob("*.log"), key=_age)
 
     def describe(self) -> dict[str, Any]:
-        """run.json: format, run_id, configuration_digest, created (seconds after 1970)."""
-        description: dict[str, Any] = json.loads(self.identity.read_text())
-        return description
+        """run.json: format, run_id, configuration_digest, created (seconds after 1970). Raises NotFound if damaged."""
+        try:
+            description: dict[str, Any] = json.loads(self.identity.read_text())
+            return {**description, "configuration_digest": str(description["configuration_digest"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise NotFound(f"{self.identity} can not be read: {error}; start a new run", setting=SETTING) from error
 
     def owner_pid(self) -> int | None:
         """The living process that holds the directory, or None."""
         try:
             owner = self.lock.read_text()
-            return int(owner.partition(":")[0]) if owner and death.alive(owner) else None
         except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            raise _unusable(self, error) from error
+        return int(owner.partition(":")[0]) if owner and death.alive(owner) else None
 
 
 class RunDirectory(RunPaths):
@@ -90,15 +98,16 @@ class RunDirectory(RunPaths):
         """Take an absent or empty folder for a new run. `resolved` is the text of config.resolved.toml.
 
         Raises RunDirectoryBusy (naming the pid) or RunDirectoryMismatch: it holds a run already, or things that are
-        not ours.
+        not ours. Raises RunDirectoryUnusable when nothing can be written there.
         """
         paths = RunPaths(root)
-        _refuse_foreign(paths)
-        directory = cls(root, _lock(paths))
-        if paths.identity.exists():
-            directory.close()
-            raise _refusal_of_existing(paths, configuration_digest, resolved)
-        directory._lay_out(configuration_digest, run_id, resolved)
+        with _named(paths):
+            _refuse_foreign(paths)
+            directory = cls(root, _lock(paths))
+            if paths.identity.exists():
+                directory.close()
+                raise _refusal_of_existing(paths, configuration_digest, resolved)
+            directory._lay_out(configuration_digest, run_id, resolved)
         return directory
 
     @classmethod
@@ -107,15 +116,17 @@ class RunDirectory(RunPaths):
         """Take the directory of a run that ended, to go on with it under the same configuration.
 
         `resumable`: dotted settings that may change between the two (the digest leaves them out); the new values are
-        written. Raises NotFound, RunDirectoryBusy, or RunDirectoryMismatch naming the settings that differ.
+        written. Raises NotFound, RunDirectoryBusy, RunDirectoryUnusable, or RunDirectoryMismatch naming the settings
+        that differ.
         """
         paths = RunPaths.of_run(root)
-        directory = cls(root, _lock(paths))
-        if paths.describe()["configuration_digest"] != configuration_digest:
-            directory.close()
-            raise _other_configuration(paths, resolved, resumable)
-        if resolved:
-            write_whole(paths.configuration, resolved)
+        with _named(paths):
+            directory = cls(root, _lock(paths))
+            if paths.describe()["configuration_digest"] != configuration_digest:
+                directory.close()
+                raise _other_configuration(paths, resolved, resumable)
+            if resolved:
+                write_whole(paths.configuration, resolved)
         return directory
 
     @property
@@ -167,6 +178,21 @@ def _age(log: Path) -> tuple[int, int]:
     """Last written first; lives of one supervisor, which may be over within a tick of the clock, by their number."""
     number = log.name.partition("-")[0]
     return log.stat().st_mtime_ns, int(number) if number.isdigit() else 0
+
+
+@contextmanager
+def _named(paths: RunPaths) -> Iterator[None]:
+    """What the file system refuses (no space, no right, no such device) becomes one line about the run directory."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        raise _unusable(paths, error) from error
+
+
+def _unusable(paths: RunPaths, error: OSError | ValueError) -> RunDirectoryUnusable:
+    shown = str(paths.root) if len(str(paths.root)) <= SHOWN else f"{str(paths.root)[:SHOWN]}…"
+    return RunDirectoryUnusable(f"{shown!r} can not be a run directory: {getattr(error, 'strerror', None) or error}",
+                                setting=SETTING)
 
 
 def _refuse_foreign(paths: RunPaths) -> None:

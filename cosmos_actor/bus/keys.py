@@ -15,6 +15,8 @@ from typing import Dict, Iterable, Mapping, Optional, Union
 from .errors import KeyFileError
 
 PathLike = Union[str, "os.PathLike[str]"]
+Z85 = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+"""ZeroMQ RFC 32."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,13 @@ class KeyRing:
             if mode & 0o077:
                 raise KeyFileError(f"{path} has mode {mode:04o}: others can read it; chmod 600", setting="keys")
             loaded = json.loads(path.read_text(encoding="ascii"))
-            return cls(**{name: loaded[name] for name in ("run_id", "role", "public", "secret", "peers")})
+            ring = cls(**{name: loaded[name] for name in ("run_id", "role", "public", "secret", "peers")})
+            if not all(map(_is_key, (ring.public, ring.secret, *ring.peers.values()))):
+                raise ValueError
+            return ring
         except OSError as error:
             raise KeyFileError(f"{path}: {error.strerror}", setting="keys") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise KeyFileError(f"{path} is not a key file", setting="keys") from None
 
 
@@ -71,6 +76,11 @@ def make_run_keys(directory: PathLike, run_id: str, roles: Iterable[str]) -> Dic
         content = {"run_id": run_id, "role": role, "public": public.decode(), "secret": secret.decode(), "peers": peers}
         paths[role] = _write_private(folder / f"{role}.key", json.dumps(content, indent=1))
     return paths
+
+
+def _is_key(text: object) -> bool:
+    """Whether a text is 32 bytes in Z85. libzmq takes nothing else, and fails far from the file that had it."""
+    return isinstance(text, str) and len(text) == 40 and set(text) <= Z85
 
 
 def _write_private(path: Path, text: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,10 @@ USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 """click's base of usage errors; newer releases of typer bring their own copy of click."""
 
 
+FILE_SYSTEM_REFUSALS = frozenset({
+    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EIO})
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command. A mistake of the caller, or of the bus, is one line on stderr and exit code 2."""
     try:
@@ -38,10 +43,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 141
     except Exception as error:
-        if not _from_the_bus(error):
+        if not (_from_the_bus(error) or _of_the_file_system(error)):
             raise
         return _refuse(str(error))
     return outcome if isinstance(outcome, int) else 0
+
+
+def _of_the_file_system(error: Exception) -> bool:
+    """Whether a person can put it right: no space, no right to write, a read-only or failing disk."""
+    return isinstance(error, OSError) and error.errno in FILE_SYSTEM_REFUSALS
 
 
 def _from_the_bus(error: Exception) -> bool:

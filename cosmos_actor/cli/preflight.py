@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryMismatch, UserError
+from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryMismatch, RunDirectoryUnusable, UserError
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
@@ -126,7 +126,15 @@ def free_run_directory(directory: Path | None, *, resume: bool = False) -> str:
                                    "directory", setting="run.run_dir")
     elif paths.root.exists() and not paths.root.is_dir():
         raise RunDirectoryMismatch(f"{directory} is a file, not a directory", setting="run.run_dir")
+    _need_writable(paths.root)
     return str(directory)
+
+
+def _need_writable(directory: Path) -> None:
+    """That the directory, or the one it would be made in, can be written."""
+    nearest = next(place for place in (directory, *directory.parents) if place.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RunDirectoryUnusable(f"{nearest} can not be written", setting="run.run_dir")
 
 
 def bindable(host: str, port: int) -> str:

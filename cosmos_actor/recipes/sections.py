@@ -19,6 +19,8 @@ from cosmos_actor.trainer.settings import TrainerSettings
 
 MEBIBYTE = 1 << 20
 NonNegativeInt = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+"""What every random generator of the run takes."""
 Device = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 PlainValue = bool | int | float | str
 
@@ -52,7 +54,7 @@ class RunSection(Settings):
     loop: str = setting(
         "grpo", "the recipe's loop: a module of cosmos_actor.recipes, or package.module:function of one's own",
         pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$")
-    seed: NonNegativeInt = setting(0, "every random stream of the run is derived from it")
+    seed: Seed = setting(0, "every random stream of the run is derived from it")
     steps: PositiveInt = setting(100, "policy updates after the SFT phase", unit="steps", resumable=True)
     run_dir: str = setting(
         "", "path; where everything of the run is written, empty = runs/<name>-<n>", resumable=True)

@@ -59,7 +59,7 @@ class TrainerSettings(Settings):
     """A policy and how it is updated."""
 
     model: str = setting("tiny:qwen3", "a Hugging Face causal-LM directory, or tiny:qwen3?hidden=128&layers=4")
-    seed: int = setting(0, "initial weights of a tiny model", ge=0)
+    seed: int = setting(0, "initial weights of a tiny model", ge=0, le=(1 << 63) - 1)
     dtype: Literal["float32", "bfloat16"] = setting("float32", "arithmetic of the forward pass; weights stay float32")
     publish_dtype: Literal["float32", "bfloat16"] = setting("float32", "what engines receive and hold")
     device: str = setting("auto", "cpu, cuda, or auto for a GPU where there is one")

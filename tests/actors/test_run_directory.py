@@ -71,6 +71,22 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
         make(tmp_path / "file")
 
 
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/null/run", "/proc/1/run", "x" * 300, "a\0b"])
+def test_what_the_file_system_refuses_is_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make(tmp_path / name)
+    assert "setting `run.run_dir`" in one_line(caught) and len(one_line(caught)) < 300 + len(str(tmp_path))
+    assert RunPaths(tmp_path / "absent").owner_pid() is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "{}"])
+def test_a_damaged_run_json_is_one_line(folder: Path, text: str) -> None:
+    make(folder).close()
+    RunPaths(folder).identity.write_text(text)
+    with pytest.raises(NotFound, match="run.json can not be read"):
+        RunDirectory.open_for_resume(folder, "d")
+
+
 def test_what_a_killed_creation_left_is_taken(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "lock").write_text("")

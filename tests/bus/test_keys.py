@@ -50,7 +50,10 @@ def test_key_files_that_can_not_be_used_are_one_line_each(tmp_path: Path) -> Non
     with pytest.raises(KeyFileError, match="mode 0640: others can read it; chmod 600"):
         KeyRing.load(path)
     path.chmod(0o600)
-    for content in ("not json", json.dumps({"run_id": "r"}), "[]"):
+    good = json.loads(path.read_text())
+    damaged = [{**good, "public": "x"}, {**good, "secret": "\x7f" * 40}, {**good, "peers": {"policy": None}},
+               {**good, "peers": []}]
+    for content in ("not json", json.dumps({"run_id": "r"}), "[]", *map(json.dumps, damaged)):
         path.write_text(content)
         with pytest.raises(KeyFileError, match="is not a key file"):
             KeyRing.load(path)

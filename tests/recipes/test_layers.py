@@ -37,6 +37,9 @@ MISTAKES = [
     ("bus.lost_after_s=1.5", BadValue, "`bus.lost_after_s`"),
     ("supervisor.back_off_most_s=0.1", BadValue, "supervisor.back_off_first_s = 0.5 is over"),
     ("reference.count=0", BadValue, "policy.grpo.kl_coefficient = 0.001 needs reference.count >= 1"),
+    ("run.steps=" + "9" * 5000, BadValue, "setting `run.steps` = \"999"),
+    ("run.steps=" + "[" * 5000, BadValue, "setting `run.steps` = \"[[["),
+    ("run.seed=9223372036854775808", BadValue, "expected a number less than or equal to 9223372036854775807"),
     ("run.steps", BadValue, "expected NAME=VALUE"),
     ("=3", BadValue, "expected NAME=VALUE"),
     ("run..steps=3", BadValue, "expected NAME=VALUE"),
@@ -48,7 +51,7 @@ def test_a_mistake_is_one_line_that_says_what_and_where(flag: str, kind: type[Us
     with pytest.raises(kind) as caught:
         resolve(BASE, [flag])
     assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(("flag", "value"), [
@@ -57,7 +60,8 @@ def test_a_mistake_is_one_line_that_says_what_and_where(flag: str, kind: type[Us
     ("run.steps=1_000", 1000), ("policy.optimizer.learning_rate=5e-4", 5e-4), ("rollout.temperature=1", 1.0),
     ("policy.gradient_checkpointing=true", True), ("rollout.stop_ids=[1, 2]", (1, 2)),
     ("rollout.devices=[0, 1]", ("0", "1")),
-    ("rollout.env.OMP_PROC_BIND=close", "close"), ("data.task=package.module:function", "package.module:function"),
+    ("rollout.env.OMP_PROC_BIND=close", "close"), ("rollout.env={A = 'b'}", {"A": "b"}),
+    ("data.task=package.module:function", "package.module:function"),
     ("policy.model=two\nlines = 3", "two\nlines = 3"), ("policy.model=", ""),
 ])
 def test_a_flag_takes_toml_or_bare_text(flag: str, value: object) -> None:
@@ -104,7 +108,8 @@ def test_a_mistake_in_a_base_names_the_base(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("run.steps = ", "is not valid TOML"), ("base = 3", "expected the name or path of a recipe"),
+    ("run.steps = ", "is not valid TOML"), ("a = " + "[" * 5000, "is not valid TOML"),
+    ("run.steps = " + "9" * 5000, "is not valid TOML"), ("base = 3", "expected the name or path of a recipe"),
     ('base = "loop.toml"', "does `base` go in a circle?"), ('base = "nothing.toml"', "can not read"),
 ])
 def test_a_file_that_can_not_be_used_is_one_line(tmp_path: Path, text: str, words: str) -> None:

@@ -15,8 +15,9 @@ from cosmos_actor.actors.child_spec import ChildSpec
 from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.head import Head
-from cosmos_actor.actors.messages import ActorStatus, JobFinished
+from cosmos_actor.actors.messages import READY, ActorStatus, JobFinished
 from cosmos_actor.actors.placement import PlacedActor
+from cosmos_actor.actors.restart_policy import Outcome as LifeOutcome
 from cosmos_actor.actors.restart_policy import Restart, Strategy
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.supervisor import Supervisor
@@ -24,6 +25,7 @@ from cosmos_actor.bus import Identity, KeyRing, make_run_keys, new_incarnation
 from cosmos_actor.job.assembly import make_bus
 from cosmos_actor.job.controller import DRAIN_SIGNAL
 from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES, SUPERVISOR
+from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
 
@@ -68,7 +70,8 @@ class Launch:
         self._settings, self._directory, self._keys, self._observer = settings, directory, keys, observer
         self._listen = listen or f"tcp://{settings.bus.host}:{settings.bus.port}"
         self._last_word: JobFinished | None = None
-        self._mistake = ""
+        self._verdict: Outcome | None = None
+        self._starts = Starts()
         self._stopping: asyncio.Task[Any] | None = None
         identity = Identity(directory.run_id, SUPERVISOR, f"{SUPERVISOR}-0", new_incarnation())
         bus = make_bus(identity, KeyRing.load(keys[SUPERVISOR]), settings)
@@ -130,6 +133,8 @@ class Launch:
         self._supervisor.mark_ready(actor, incarnation)
 
     def _status(self, actor: str, incarnation: str, status: ActorStatus) -> None:
+        if status.state == READY:
+            self._starts.served(actor, incarnation)
         progress = f"{status.busy_label or status.state} {status.progress}"
         self._supervisor.heartbeat(actor, incarnation, progress=progress)
 
@@ -139,10 +144,20 @@ class Launch:
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["event"] != "exited":
             return
-        self._head.exited(event["actor"], event["incarnation"], event["reason"])
-        if event["exit_code"] == MISTAKE and not self._mistake:
-            self._mistake = f"{event['actor']}: {event['reason']}"
-            self._stop(self._mistake)
+        actor, incarnation, reason = event["actor"], event["incarnation"], event["reason"]
+        self._head.exited(actor, incarnation, reason)
+        if event["outcome"] != LifeOutcome.ABNORMAL.value:
+            return
+        if event["exit_code"] == MISTAKE:
+            self._end(MISTAKE, f"{actor}: {reason}")
+        elif self._starts.ended(actor, incarnation):
+            self._end(1, f"{actor} ended {MOST_IN_VAIN} times in a row before it was ready: {reason}")
+
+    def _end(self, exit_code: int, reason: str) -> None:
+        """The first reason for which no restart would help is how the job ended."""
+        if self._verdict is None:
+            self._verdict = Outcome(exit_code, reason)
+            self._stop(reason)
 
     async def _keep_status(self) -> None:
         while True:
@@ -174,8 +189,8 @@ class Launch:
         self._stopping = asyncio.get_running_loop().create_task(self._supervisor.stop(reason))
 
     def _outcome(self, kind: EndKind, reason: str) -> Outcome:
-        if self._mistake:
-            return Outcome(MISTAKE, self._mistake)
+        if self._verdict is not None:
+            return self._verdict
         if kind is EndKind.FINISHED and self._last_word is not None:
             return Outcome(self._last_word.exit_code, self._last_word.reason)
         return Outcome(0 if kind is EndKind.STOPPED else 1, reason)

@@ -1,0 +1,28 @@
+"""Lives that end before they serve. One may be bad luck; several in a row are a fault that no restart mends. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+MOST_IN_VAIN = 3
+"""Lives of one actor that may end in a row before they served. A start takes seconds to minutes, so the restarts of one
+that always fails may never be frequent enough for `supervisor.intensity`."""
+
+
+class Starts:
+    """Which lives served, and how many in a row did not."""
+
+    def __init__(self) -> None:
+        self._serving: dict[str, str] = {}
+        self._in_vain: Counter[str] = Counter()
+
+    def served(self, actor: str, incarnation: str) -> None:
+        """This life's setup is over."""
+        self._serving[actor] = incarnation
+        self._in_vain[actor] = 0
+
+    def ended(self, actor: str, incarnation: str) -> bool:
+        """Note the end of a life that nobody asked to end; True when it is one in vain too many."""
+        if self._serving.get(actor) != incarnation:
+            self._in_vain[actor] += 1
+        return self._in_vain[actor] >= MOST_IN_VAIN

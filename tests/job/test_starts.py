@@ -1,0 +1,41 @@
+"""A role whose start always fails ends the job, however slowly it fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
+from tests.job.runs import Run
+
+BROKEN_TASK = """
+from cosmos_actor.tasks.arithmetic import ArithmeticTask
+
+def make_task(settings, seed):
+    raise RuntimeError("no licence for the grader")
+"""
+
+
+def test_lives_in_vain_are_counted_in_a_row_and_by_actor():
+    starts = Starts()
+    ends = [starts.ended("policy-0", str(life)) for life in range(MOST_IN_VAIN)]
+    assert ends == [False] * (MOST_IN_VAIN - 1) + [True]
+    assert not starts.ended("rollout-0", "a")
+
+
+def test_a_life_that_served_begins_the_count_anew():
+    starts = Starts()
+    for round_number in range(5):
+        assert not starts.ended("policy-0", f"{round_number}-in-vain")
+        starts.served("policy-0", f"{round_number}-good")
+        assert not starts.ended("policy-0", f"{round_number}-good")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_a_role_that_can_not_be_set_up_ends_the_job_with_its_reason(run: Run, monkeypatch: pytest.MonkeyPatch):
+    (run.recipe.parent / "broken_task.py").write_text(BROKEN_TASK)
+    monkeypatch.setenv("PYTHONPATH", str(run.recipe.parent), prepend=":")
+    run.wait(run.start(sets=["data.task=broken_task:make_task"]), code=1)
+    said = run.output.read_text()
+    assert f"ended {MOST_IN_VAIN} times in a row before it was ready: exit 1: RuntimeError: no licence" in said
+    assert not run.processes()

@@ -82,16 +82,6 @@ class Fleet:
                 self.redelivered[role] += 1
         raise WorkLost(f"{what} outlived {MAX_ATTEMPTS} members of {role}", setting=f"{role}.count")
 
-    async def ask_all(self, role: str, message: Any, *, deadline_s: float) -> list[Any]:
-        """The answers of all present members of `role`, in the order of their names; members that die are left out."""
-        until = self._clock.monotonic() + deadline_s
-        seats = [self._seats[name] for name in sorted(self._seats) if self._seats[name].member.role == role]
-        answers = await asyncio.gather(*(self._ask(seat, message, until) for seat in seats), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, PeerLost):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
-
     async def wait_for_members(self, role: str, count: int, deadline_s: float) -> None:
         """Return when `count` members of `role` are ready. DeadlineExceeded names the role and how many are."""
         until = self._clock.monotonic() + deadline_s
@@ -114,9 +104,6 @@ class Fleet:
 
     def links(self, role: str) -> dict[str, Link]:
         return {name: seat.link for name, seat in self._seats.items() if seat.member.role == role}
-
-    def member(self, actor: str) -> Member | None:
-        return self._members.get(actor)
 
     def on_joined(self, callback: Callable[[Member, Link], None]) -> None:
         self._joined_callbacks.append(callback)

@@ -146,13 +146,6 @@ class Ledger:
                 self._restore(key, now)
         return int(undone) - len(keep)
 
-    def next_attempt(self, trajectory_id: str) -> int:
-        """0 for an id that is new, else one more than its highest attempt."""
-        with self._lock:
-            found = self._database.execute("SELECT MAX(attempt) FROM trajectories WHERE id = ?", (trajectory_id,))
-            highest = found.fetchone()[0]
-        return 0 if highest is None else int(highest) + 1
-
     def buffered_keys(self) -> list[Key]:
         """What is buffered now, in the order of the keys: what a checkpoint keeps for `roll_back`."""
         with self._lock:

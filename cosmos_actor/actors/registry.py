@@ -55,11 +55,6 @@ class Registry:
     def membership(self) -> Membership:
         return Membership(serial=self._serial, members=list(self._members.values()), departed=dict(self._departed))
 
-    def free_name(self, role: str) -> str:
-        """The first unused actor name of a role: what a joining actor without a name is called."""
-        taken = {member.actor for member in self._members.values()}
-        return next(name for index in range(len(taken) + 1) if (name := f"{role}-{index}") not in taken)
-
     def statistics(self) -> dict[str, int]:
         return {"members": len(self._members), "departed": len(self._departed), "serial": self._serial}
 

@@ -210,16 +210,6 @@ class GenerateTask:
         return [(name, self.attempt) for name in self.trajectory_ids]
 
 
-@schema("generate_request", version=1)
-class GenerateRequest:
-    """One fixed batch: it is generated together, wherever that happens."""
-
-    tasks: list[GenerateTask]
-    version_dispatch: int
-    min_version: int
-    """An engine that holds an older version waits for this one before it samples."""
-
-
 @schema("group_batch", version=1)
 class GroupBatch:
     """Groups in the order of their ids."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,14 +21,6 @@ POLL_S = 0.25
 """Interval between two looks at the files: quick to the eye, idle to the processor."""
 JOIN_S = 3.0
 """The end of a run does not wait longer for its own progress display."""
-
-
-class Observer(Protocol):
-    """Who watches a job. `launch` calls these from its own thread; none of them blocks."""
-
-    def notice(self, text: str) -> None:
-        """Something a person should read now, such as what the job is waiting for."""
-        ...
 
 
 class Follower:

@@ -46,7 +46,7 @@ class ShortSample(BusError):
 
 def keys_of(items: Sequence[GenerateTask | TrajectoryGroup]) -> list[Key]:
     """The ledger's keys of all trajectories of `items`."""
-    return [(name, item.attempt) for item in items for name in item.trajectory_ids]
+    return [key for item in items for key in item.keys]
 
 
 class Client:

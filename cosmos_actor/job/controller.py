@@ -96,7 +96,7 @@ class ControllerProcess:
         self._make_bus = make_bus
 
     def run(self, head_address: str, listen: str) -> int:
-        """0 once the head knows how the job ended, well or not. A controller that is killed is started again instead."""
+        """0 once the head knows how the job ended, well or not. A controller that is killed is started again."""
         asked: list[str] = []
         signal.signal(DRAIN_SIGNAL, lambda number, frame: asked.append("asked to stop"))
         job, runtime, head = self._wait(self._open(head_address, listen))

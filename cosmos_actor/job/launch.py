@@ -36,9 +36,11 @@ MISTAKE = 2
 
 
 class Observer(Protocol):
-    """Who watches a job."""
+    """Who watches a job. Called from the job's own thread; does not block."""
 
-    def notice(self, text: str) -> None: ...
+    def notice(self, text: str) -> None:
+        """Something a person should read now, such as what the job is waiting for."""
+        ...
 
 
 @dataclass(frozen=True)

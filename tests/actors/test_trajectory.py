@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from cosmos_actor.actors.trajectory import (
     FieldAlreadyWritten,
-    GenerateRequest,
     GenerateTask,
     GroupBatch,
     MalformedGroup,
@@ -18,6 +17,7 @@ from cosmos_actor.actors.trajectory import (
 )
 from cosmos_actor.bus.errors import SchemaMismatch
 from cosmos_actor.bus.schema import decode, encode
+from cosmos_actor.roles.messages import Tasks
 
 from .groups import make_group
 
@@ -40,12 +40,11 @@ def test_groups_of_different_sizes_travel_in_one_message():
     assert all(same(a, b) for a, b in zip(groups, arrived, strict=True))
 
 
-def test_tasks_of_different_prompts_travel_in_one_request():
+def test_tasks_of_different_prompts_travel_in_one_message():
     tasks = [GenerateTask(f"g{n:06d}", 0, {"a": n}, np.arange(n, dtype=np.int32), 4, 7 + n) for n in (1, 5)]
-    arrived = decode(*encode(GenerateRequest(tasks, version_dispatch=3, min_version=2)))
+    arrived = decode(*encode(Tasks(tasks)))
     assert [task.prompt.tolist() for task in arrived.tasks] == [[0], [0, 1, 2, 3, 4]]
     assert arrived.tasks[1].keys == [(f"g000005/{i}", 0) for i in range(4)]
-    assert (arrived.version_dispatch, arrived.min_version) == (3, 2)
 
 
 def test_the_sender_refuses_a_wrong_dtype_and_columns_that_disagree():

@@ -61,7 +61,6 @@ class RunView:
 
     def _go_back_before(self, step: int) -> None:
         if self.steps and int(self.steps[-1]["step"]) >= step:
-            self.rewinds += 1
             self.steps = [record for record in self.steps if int(record["step"]) < step]
             self.evaluations = [point for point in self.evaluations if point[0] < step]
 
@@ -71,6 +70,9 @@ class RunView:
 
     def _add_event(self, record: Record) -> str:
         name, kind = str(record.get("actor") or ""), str(record.get("event") or "")
+        if kind == "rewind":
+            self.rewinds += 1
+            return f"back to the latest checkpoint: {record.get('reason')}"
         if not name:
             return str(record.get("reason")) if kind == "stopping" and record.get("kind") in FAILURES else ""
         actor = self.actors.setdefault(name, ActorView(name, role=name.rpartition("-")[0] or name))

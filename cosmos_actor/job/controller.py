@@ -11,6 +11,7 @@ from cosmos_actor.actors.context import ActorClock, Context, SystemClock
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.fleet import Fleet, StateLost
 from cosmos_actor.actors.handle import Driver, ThreadDriver
+from cosmos_actor.actors.json_lines import JsonLinesWriter
 from cosmos_actor.actors.ledger import Ledger
 from cosmos_actor.actors.loading import load_object
 from cosmos_actor.actors.messages import JobFinished
@@ -108,12 +109,18 @@ class ControllerProcess:
 
     def _run_recipe(self, job: Job) -> JobFinished:
         try:
-            return run_recipe(job, lambda reason: print(f"back to the latest checkpoint: {reason}", flush=True))
+            return run_recipe(job, self._note_rewind)
         except HeadLost:
             raise  # there is nobody to tell
         except Exception as failure:  # outermost: a controller that is started again would meet it again, for ever
             traceback.print_exc()
             return JobFinished(FAILED, f"{type(failure).__name__}: {failure}", 1)
+
+    def _note_rewind(self, reason: str) -> None:
+        """A line in events.jsonl: metrics.jsonl is cut back, so nothing else tells of it afterwards."""
+        events = JsonLinesWriter(self._paths.events)
+        events.append({"time": self._clock.wall(), "event": "rewind", "reason": reason})
+        events.close()
 
     async def _open(self, head_address: str, listen: str) -> tuple[Job, ActorRuntime, Link]:
         bus = self._make_bus()

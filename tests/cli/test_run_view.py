@@ -31,6 +31,12 @@ def test_a_rewind_forgets_what_lay_behind_it() -> None:
     view.add_metrics([evaluation(0, 0.1), step(1), step(2), evaluation(2, 0.4), step(3), evaluation(3, 0.9), step(2)])
     assert [record["step"] for record in view.steps] == [1, 2]
     assert view.evaluations == [(0, 0.1)]
+
+
+def test_rewinds_are_counted_from_events_since_the_metrics_forget_them() -> None:
+    view = RunView()
+    assert view.add_events([{"event": "rewind", "reason": "policy-0 is gone"}]) == [
+        "back to the latest checkpoint: policy-0 is gone"]
     assert view.rewinds == 1
 
 

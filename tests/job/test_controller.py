@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from cosmos_actor.actors.context import SystemClock
 from cosmos_actor.actors.errors import NotFound
 from cosmos_actor.actors.fleet import StateLost
+from cosmos_actor.actors.json_lines import read_json_lines
+from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import HeadLost
 from cosmos_actor.bus.errors import RemoteError
 from cosmos_actor.job import controller
@@ -104,3 +107,11 @@ def test_without_a_head_there_is_nobody_to_tell(monkeypatch):
     monkeypatch.setattr(controller, "run_recipe", fails)
     with pytest.raises(HeadLost):
         object.__new__(ControllerProcess)._run_recipe(PlayedJob())
+
+
+def test_a_rewind_is_an_event_of_the_run(tmp_path):
+    process = object.__new__(ControllerProcess)
+    process._paths, process._clock = RunPaths(tmp_path), SystemClock()
+    process._note_rewind("policy-0 is gone")
+    [event] = read_json_lines(process._paths.events)
+    assert (event["event"], event["reason"]) == ("rewind", "policy-0 is gone")

@@ -50,6 +50,20 @@ def test_arrays_by_reference_give_the_same_losses(run, uninterrupted):
     assert run.losses() == uninterrupted.losses()
 
 
+def test_samples_ahead_of_the_weights_survive_a_rewind(run):
+    """Two rollouts, samples asked for two steps ahead, and a policy that dies in between."""
+    process = run.start(sets=["run.max_staleness=2", "rollout.count=2", "rollout.chunk_prompts=2", "run.steps=20"])
+    run.until_step(9)
+    os.kill(run.pid("policy-0"), signal.SIGKILL)
+    run.wait(process)
+    trained = [line for line in run.metrics() if "staleness/max" in line]
+    balance = run.balance()
+    assert [line["step"] for line in trained] == list(range(5, 25))
+    assert max(line["staleness/max"] for line in trained) <= 2
+    assert balance["balanced"] and balance["trained"] == 20 * 8 * 4 and balance["in_flight"] == balance["buffered"] == 0
+    assert [event["reason"].partition(" ")[0] for event in run.events("rewind")] == ["policy-0"]
+
+
 def test_a_job_that_was_stopped_and_resumed_gives_the_same_losses(run, uninterrupted):
     process = run.start()
     run.until_step(7)

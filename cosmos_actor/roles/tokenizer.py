@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from cosmos_actor.actors.errors import NotFound, UserError
-from cosmos_actor.trainer.model_directory import TINY, model_directory
+from cosmos_actor.actors.errors import UserError
+from cosmos_actor.trainer.model_directory import model_directory
+from cosmos_actor.trainer.model_files import need_file
+from cosmos_actor.trainer.tiny_model import TINY
 
 ARITHMETIC_ALPHABET = "0123456789+-*/=()., ?"
 
@@ -81,10 +83,11 @@ class DirectoryTokenizer:
         from tokenizers import Tokenizer as Rust
 
         self.directory = Path(directory)
-        file = self.directory / "tokenizer.json"
-        if not file.is_file():
-            raise NotFound(f"{self.directory} has no tokenizer.json", setting="policy.model")
-        self._tokenizer = Rust.from_file(str(file))
+        file = need_file(self.directory, "tokenizer.json")
+        try:
+            self._tokenizer = Rust.from_file(str(file))
+        except Exception as error:  # the library raises nothing more precise for a damaged file
+            raise UserError(f"{file} is damaged: {error}", setting="policy.model") from error
         self._config = _read_json(self.directory / "tokenizer_config.json")
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.stop_ids = self._find_stop_ids()

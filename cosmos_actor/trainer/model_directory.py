@@ -20,8 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cosmos_actor.actors.errors import NotFound
+from cosmos_actor.trainer.model_files import check_directory, need_directory, need_file
+from cosmos_actor.trainer.tiny_model import TINY, TinySpec
 
-TINY, GGUF, PACKAGE = "tiny:", "gguf:", "package:"
+GGUF, PACKAGE = "gguf:", "package:"
 CONVERSION = 1
 # Counts changes of what a conversion writes, so that an older one in the cache is not taken for it.
 
@@ -29,7 +31,7 @@ CONVERSION = 1
 def model_directory(name: str) -> Path:
     """The directory of model `name`, converted first where that is needed and was not done yet.
 
-    Several processes may ask at once; one converts. Raises NotFound naming the path, file or package.
+    Several processes may ask at once; one converts. Raises NotFound or BadValue naming the path, file or package.
     """
     if not name.startswith((GGUF, PACKAGE)):
         return _checked(Path(name))
@@ -44,11 +46,17 @@ def model_directory(name: str) -> Path:
 
 
 def check_model_files(name: str) -> None:
-    """Raises NotFound when the files behind `name` are not there; converts nothing."""
-    if name.startswith((GGUF, PACKAGE)):
+    """Raises NotFound or BadValue when `name` is no tiny model, or its files are not there or not whole.
+
+    Converts nothing.
+    """
+    if name.startswith(TINY):
+        TinySpec.parse(name)
+    elif name.startswith((GGUF, PACKAGE)):
         gguf_file(name)
-    elif not name.startswith(TINY):
-        _checked(Path(name))
+    else:
+        check_directory(Path(name))
+        need_file(Path(name), "tokenizer.json")
 
 
 def gguf_file(name: str) -> Path:
@@ -76,10 +84,7 @@ def cache_directory() -> Path:
 
 
 def _checked(directory: Path) -> Path:
-    if not directory.is_dir():
-        raise NotFound(f"model directory {directory} does not exist", setting="policy.model")
-    if not (directory / "config.json").is_file():
-        raise NotFound(f"model directory {directory} has no config.json", setting="policy.model")
+    need_directory(directory)
     return directory
 
 

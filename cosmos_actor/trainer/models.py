@@ -6,45 +6,16 @@ transformers is imported, because the registry of all models takes seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
-from cosmos_actor.actors.errors import BadValue, UnknownName
-from cosmos_actor.trainer.model_directory import TINY, model_directory
+from cosmos_actor.actors.errors import BadValue
+from cosmos_actor.trainer.model_directory import model_directory
+from cosmos_actor.trainer.model_files import check_directory
+from cosmos_actor.trainer.tiny_model import TINY, TinySpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class TinySpec:
-    """The sizes of a decoder that is trained from scratch."""
-
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate: int = 352
-    vocab: int = 32
-    positions: int = 256
-
-    @classmethod
-    def parse(cls, name: str) -> TinySpec:
-        """Raises UnknownName or BadValue, naming the part of `name` that is wrong."""
-        family, _, query = name.removeprefix(TINY).partition("?")
-        if family != "qwen3":
-            raise UnknownName(f"unknown model family {family!r} in {name!r}; there is qwen3", setting="policy.model")
-        known = {field.name for field in fields(cls)}
-        sizes: dict[str, int] = {}
-        for part in filter(None, query.split("&")):
-            key, _, value = part.partition("=")
-            if key not in known:
-                raise UnknownName(f"unknown size {key!r} in {name!r}; there are {', '.join(sorted(known))}")
-            if not value.isdigit():
-                raise BadValue(f"size {key} in {name!r} is a number, not {value!r}", setting="policy.model")
-            sizes[key] = int(value)
-        return cls(**sizes)
 
 
 def load_model(
@@ -52,8 +23,8 @@ def load_model(
 ) -> torch.nn.Module:
     """The causal language model called `name`, in evaluation mode.
 
-    A ``tiny:`` model's weights are a function of its sizes and `seed`. Raises NotFound for a directory that is not
-    there or has no config.json.
+    A ``tiny:`` model's weights are a function of its sizes and `seed`. Raises NotFound or BadValue for a directory that
+    is not there, not whole, or not a model that transformers knows.
     """
     model = _tiny_model(TinySpec.parse(name), seed) if name.startswith(TINY) else _directory_model(name, DTYPES[dtype])
     return model.to(device=device, dtype=DTYPES[dtype]).eval()
@@ -93,6 +64,10 @@ def _tiny_model(spec: TinySpec, seed: int) -> torch.nn.Module:
 
 def _directory_model(name: str, dtype: torch.dtype) -> Any:
     directory = model_directory(name)
+    check_directory(directory)
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+    try:
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadValue(f"transformers can not load {directory}: {error}", setting="policy.model") from error

@@ -40,7 +40,7 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
     (["up", "grpo-arithmetic", "--set", "run.steps=many"], "setting `run.steps` = \"many\": expected a whole number"),
     (["up", "grpo-arithmetic", "--set", "policy.model=/no"], "directory /no does not exist (setting `policy.model`)"),
     (["up", "grpo-arithmetic", "--set", "policy.model=."], "model directory . has no config.json"),
-    (["up", "grpo-arithmetic", "--set", "policy.model=tiny:qwen3?hidden"], "is no model"),
+    (["up", "grpo-arithmetic", "--set", "policy.model=tiny:qwen3?hidden"], "is a number"),
     (["up", "grpo-arithmetic", "--set", "data.task=sums"], "there is no module cosmos_actor.tasks.sums"),
     (["up", "grpo-arithmetic", "--set", "run.loop=mine:loop"], "there is no module mine"),
     (["up", "grpo-arithmetic", "--set", "rollout.python=/no/py"], "no interpreter /no/py (setting `rollout.python`)"),

@@ -14,7 +14,7 @@ from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import Identity
 from cosmos_actor.bus.errors import DeadlineExceeded
 from cosmos_actor.roles.messages import ScoreRequest
-from cosmos_actor.roles.reward import RewardRole
+from cosmos_actor.roles.reward import NoReward, RewardRole
 from cosmos_actor.roles.rollout import RolloutRole
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.version import Version
@@ -78,4 +78,14 @@ def test_a_grader_that_is_late_is_an_error_that_names_the_setting(worker, slow_t
     role = RewardRole(context(worker))
     role.task = slow_task
     with pytest.raises(DeadlineExceeded, match=r"has not graded 1 groups after 0\.05 s.*reward\.deadline_s"):
+        asyncio.run(role.score(ScoreRequest([make_group()])))
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), None, "yes"])
+def test_what_is_no_reward_is_an_error_and_never_trained_on(worker, answer):
+    about = context(worker)
+    about.settings.reward.deadline_s, about.settings.data = 10.0, SimpleNamespace(task="mine:make")
+    role = RewardRole(about)
+    role.task = SimpleNamespace(reward=lambda payload, text: answer)
+    with pytest.raises(NoReward, match=r"mine:make gave .* for .*, not a finite number"):
         asyncio.run(role.score(ScoreRequest([make_group()])))

@@ -99,3 +99,11 @@ def test_no_torch_is_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_damaged_tokenizer_is_one_line(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text('{"version": ')
+    with pytest.raises(UserError, match="tokenizer.json is damaged") as error:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(error.value)

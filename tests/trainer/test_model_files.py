@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_actor.actors.errors import BadValue, NotFound, UnknownName
+from cosmos_actor.actors.errors import BadValue, NotFound, UnknownName, UserError
 from cosmos_actor.trainer.model_directory import cache_directory, check_model_files, model_directory
-from cosmos_actor.trainer.models import TinySpec, blocks_of, load_model
+from cosmos_actor.trainer.models import blocks_of, load_model
+from cosmos_actor.trainer.tiny_model import TinySpec
 
 HIDDEN, HEADS, KV_HEADS, LAYERS = 16, 4, 2, 2
 
@@ -143,7 +144,6 @@ def test_what_is_missing_is_named_in_one_line(name: str, why: str, tmp_path, mon
 
 def test_a_directory_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
     load_model("tiny:qwen3?hidden=32&layers=3&heads=2&kv_heads=1", seed=4).save_pretrained(tmp_path)
-    check_model_files(str(tmp_path))
     model = load_model(str(tmp_path), dtype="bfloat16")
     assert next(model.parameters()).dtype == torch.bfloat16 and len(blocks_of(model)) == 3
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen3"
@@ -160,8 +160,48 @@ def test_a_tiny_model_is_a_function_of_its_sizes_and_seed() -> None:
 @pytest.mark.parametrize(
     ("name", "error", "part"),
     [("tiny:gpt9", UnknownName, "gpt9"), ("tiny:qwen3?width=3", UnknownName, "width"),
-     ("tiny:qwen3?hidden=big", BadValue, "hidden")],
+     ("tiny:qwen3?hidden=big", BadValue, "hidden"), ("tiny:qwen3?hidden", BadValue, "hidden"),
+     ("tiny:qwen3?hidden=0", BadValue, "hidden=0"),
+     ("tiny:qwen3?heads=3&hidden=32", BadValue, "no multiple of 2 x heads"),
+     ("tiny:qwen3?kv_heads=3", BadValue, "no multiple of kv_heads"), ("tiny:qwen3?layers=²", BadValue, "layers"),
+     ("tiny:qwen3?layers=99999999999999", BadValue, "layers")],
 )
 def test_a_wrong_size_is_named(name: str, error: type[Exception], part: str) -> None:
-    with pytest.raises(error, match=part):
-        load_model(name)
+    for look in (check_model_files, load_model):
+        with pytest.raises(error, match=part):
+            look(name)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(("name", "damage", "why"), [
+    ("config.json", cut, "config.json is damaged"),
+    ("config.json", lambda file: file.write_text("[]"), "config.json is damaged: it holds no JSON object"),
+    ("config.json", lambda file: file.write_text("{}"), "config.json names no model_type"),
+    ("config.json", Path.unlink, "has no config.json"),
+    ("model.safetensors", cut, r"has \d+ bytes and should have \d+: fetch it again"),
+    ("model.safetensors", lambda file: file.write_bytes(b"\xff" * 9), "is no safetensors file, or cut short"),
+    ("model.safetensors", lambda file: file.write_bytes(b""), "is no safetensors file, or cut short"),
+    ("model.safetensors", Path.unlink, "has no weights"),
+    ("model.safetensors.index.json", lambda file: file.write_text('{"weight_map": {"a": "b.safetensors"}}'),
+     "has no b.safetensors, which model.safetensors.index.json names"),
+])
+def test_a_directory_that_is_not_whole_is_refused_before_anything_starts(tmp_path, name, damage, why) -> None:
+    load_model("tiny:qwen3?hidden=32&layers=1&heads=2&kv_heads=1").save_pretrained(tmp_path)
+    damage(tmp_path / name)
+    for look in (check_model_files, load_model):
+        with pytest.raises(UserError, match=why) as error:
+            look(str(tmp_path))
+        assert "\n" not in str(error.value)
+
+
+def test_a_family_that_transformers_does_not_know_is_one_line(tmp_path: Path) -> None:
+    load_model("tiny:qwen3?hidden=32&layers=1&heads=2&kv_heads=1").save_pretrained(tmp_path)
+    with pytest.raises(NotFound, match="no tokenizer.json"):
+        check_model_files(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen99"}')
+    with pytest.raises(BadValue, match="transformers can not load .*qwen99") as error:
+        load_model(str(tmp_path))
+    assert "\n" not in str(error.value)

@@ -31,6 +31,10 @@ class SystemClock:
         return time.time()
 
 
+class AskedToExit(Exception):
+    """A role's code called sys.exit, as some graders and parsers do: a failure of that call."""
+
+
 class WeightSource(Protocol):
     """Brings a published version's tensors, verified, or raises and brings nothing."""
 
@@ -80,6 +84,8 @@ class Context:
         self.busy_label, begun = label, self.clock.monotonic()
         try:
             return function(*arguments)
+        except SystemExit as error:  # it would end the actor, and the next one that takes the work, and so on
+            raise AskedToExit(f"{label} called sys.exit({error.code!r})") from error
         finally:
             self.busy_label = ""
             self.busy_seconds += self.clock.monotonic() - begun

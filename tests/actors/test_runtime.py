@@ -12,7 +12,7 @@ from cosmos_actor.actors.loading import load_object
 from cosmos_actor.actors.role import Role, follows, handles
 from cosmos_actor.actors.runtime import HeadLost
 from cosmos_actor.actors.worker import ThreadWorker
-from cosmos_actor.bus import PeerRefused
+from cosmos_actor.bus import PeerRefused, RemoteError
 from cosmos_actor.job.roles import ROLE_CLASSES, STATEFUL
 from tests.actors.small_cluster import BrokenRole, EchoRole, Question, SmallCluster, with_cluster
 
@@ -143,5 +143,21 @@ def test_a_long_computation_does_not_hold_a_close(monkeypatch):
         assert not computing.done()
         end.set()
         await computing
+
+    with_cluster(test)
+
+
+def test_a_role_that_calls_exit_fails_that_call_and_lives_on():
+    class ExitingRole(EchoRole):
+        @handles(Question)
+        def answer(self, question: Question):
+            raise SystemExit("bye")
+
+    async def test(cluster: SmallCluster) -> None:
+        runtime = await cluster.add("echo-0", ExitingRole, worker=ThreadWorker("test"))
+        for _ in range(2):
+            with pytest.raises(RemoteError, match=r"AskedToExit: .*sys\.exit\('bye'\)"):
+                await cluster.fleet.submit("echo", Question(1), deadline_s=5.0, what="an answer")
+        assert runtime.state == "ready"
 
     with_cluster(test)

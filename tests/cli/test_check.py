@@ -28,7 +28,8 @@ def test_check_imports_no_torch_and_is_quick(here: Path) -> None:
 
 
 def test_check_shows_where_every_actor_goes(cli: Cli) -> None:
-    answer = cli("check", "grpo-arithmetic", "--set", "rollout.count=2")
+    answer = cli("check", "grpo-arithmetic", "--set", "rollout.count=2",
+                 "--set", "policy.grpo.kl_coefficient=0.1")
     assert answer.code == 0
     for actor in ("controller-0", "data-0", "reward-0", "replay_buffer-0", "reference-0", "policy-0", "rollout-1"):
         assert actor in answer.out

@@ -73,7 +73,7 @@ def test_resuming_goes_on_with_the_newest_run_under_its_own_settings(cli: Cli, h
     assert cli("up", "--resume", "--run-dir", "latest").code == 0
     assert {call["directory"].root.name for call in launched} == {"grpo-arithmetic-1"}
     runs = [call["settings"].run for call in launched]
-    assert [(run.seed, run.steps) for run in runs] == [(3, 300), (3, 400), (3, 400)]
+    assert [(run.seed, run.steps) for run in runs] == [(3, 600), (3, 400), (3, 400)]
     assert load_resolved(here / "runs/grpo-arithmetic-1/config.resolved.toml").run.steps == 400
 
 

@@ -33,6 +33,7 @@ chunk_prompts = 4
 model = "tiny:qwen3?hidden=32&layers=1&heads=2&kv_heads=1&intermediate=64&vocab=32&positions=32"
 sft_steps = 4
 sft_batch = 16
+grpo.kl_coefficient = 0.001
 """
 COMMAND = (sys.executable, "-m", "cosmos_actor.cli")
 START_S = 90.0

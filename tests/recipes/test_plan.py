@@ -18,7 +18,7 @@ def roles(*flags: str) -> list[str]:
 
 
 def test_each_count_is_placed_and_the_reference_only_with_a_kl_term() -> None:
-    assert roles("rollout.count=2", "reward.count=2") == [
+    assert roles("rollout.count=2", "reward.count=2", "policy.grpo.kl_coefficient=0.1") == [
         "data-0", "reward-0", "reward-1", "replay_buffer-0", "reference-0", "policy-0", "rollout-0", "rollout-1"]
     assert "reference-0" not in roles("policy.grpo.kl_coefficient=0.0")
 

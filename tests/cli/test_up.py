@@ -40,7 +40,7 @@ def test_a_run_shows_its_steps_and_leaves_a_report(cli: Cli, here: Path, launche
     answer = cli("up", "grpo-arithmetic", "--set", "run.seed=3")
     assert answer.code == 0
     lines = answer.out.splitlines()
-    assert [line for line in lines if line.startswith("step ")][0].startswith("step 21/360 grpo · reward 0.3")
+    assert [line for line in lines if line.startswith("step ")][0].startswith("step 21/621 grpo · reward 0.3")
     assert "all actors are here" in lines and lines[-1] == "all 3 steps are done"
     run = here / "runs" / "grpo-arithmetic-1"
     assert "all 3 steps are done" in (run / "report.html").read_text()

@@ -27,6 +27,7 @@ eval_every = 0
 [data]
 prompts_per_step = 8
 [rollout]
+count = 1
 samples_per_prompt = 4
 chunk_prompts = 4
 [policy]

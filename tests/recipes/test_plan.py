@@ -33,7 +33,7 @@ def test_a_role_that_names_an_interpreter_gets_it_and_the_others_the_running_one
 
 
 def test_policy_and_rollout_share_the_devices_of_a_host_when_colocated() -> None:
-    flags = ["policy.device=auto", "rollout.device=auto"]
+    flags = ["rollout.count=1", "policy.device=auto", "rollout.device=auto"]
     placed = {actor.role: actor.devices for actor in plan(resolve(BASE, flags), devices=("0", "1")).actors}
     assert placed["policy"] == placed["rollout"] == ("0",)
 

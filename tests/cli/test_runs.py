@@ -63,7 +63,7 @@ def test_status_of_a_run_that_ended(cli: Cli, here: Path) -> None:
     assert state["actors"][-1]["last_reason"] == "killed by SIGKILL"
     answer = cli("status", "run")
     assert answer.code == 0
-    for words in ("not running", "step 120/360 grpo", "rollout-0", "40 dispatched = 30 trained + 4 buffered"):
+    for words in ("not running", "step 120/621 grpo", "rollout-0", "40 dispatched = 30 trained + 4 buffered"):
         assert words in answer.out
 
 

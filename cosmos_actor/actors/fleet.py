@@ -145,13 +145,14 @@ class Fleet:
         def ready() -> bool:
             return self._refusal(role) is not None or self._pick(role) is not None
 
-        await self._wait(ready, until, lambda: f"a free actor of role {role} for {what}", setting=f"{role}.count")
-        refusal = self._refusal(role)
-        if refusal is not None:
-            raise refusal
-        seat = self._pick(role)
-        assert seat is not None
-        return seat
+        while True:
+            await self._wait(ready, until, lambda: f"a free actor of role {role} for {what}", setting=f"{role}.count")
+            refusal = self._refusal(role)
+            if refusal is not None:
+                raise refusal
+            seat = self._pick(role)
+            if seat is not None:
+                return seat  # else another question that waited took it, or it died, before this one woke
 
     def _refusal(self, role: str) -> StateLost | None:
         return self.lost if role in self._stateful else None

@@ -54,6 +54,25 @@ def test_a_question_waits_for_a_member_that_comes_later():
     with_cluster(test)
 
 
+def test_a_member_that_dies_as_a_question_wakes_for_it_is_waited_for_again():
+    async def test(cluster: SmallCluster) -> None:
+        await cluster.add("echo-0")
+        await cluster.fleet.wait_for_members("echo", 1, 5.0)
+        wait, [link] = cluster.fleet._wait, cluster.fleet.links("echo").values()
+        waits: list[str] = []
+
+        async def wait_and_lose_it(*arguments, **options) -> None:
+            await wait(*arguments, **options)
+            if not waits:
+                cluster.bus.link_over(link, "no heartbeat")
+            waits.append("over")
+
+        cluster.fleet._wait = wait_and_lose_it
+        assert (await cluster.ask(3)).number == 3 and len(waits) == 2
+
+    with_cluster(test)
+
+
 def test_an_error_of_the_role_comes_back_by_name_and_is_not_tried_elsewhere():
     async def test(cluster: SmallCluster) -> None:
         await cluster.add("echo-0")

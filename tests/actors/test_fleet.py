@@ -64,7 +64,7 @@ def test_a_member_that_dies_as_a_question_wakes_for_it_is_waited_for_again():
         async def wait_and_lose_it(*arguments, **options) -> None:
             await wait(*arguments, **options)
             if not waits:
-                cluster.bus.link_over(link, "no heartbeat")
+                cluster.fleet._on_link_down(link, "no heartbeat")
             waits.append("over")
 
         cluster.fleet._wait = wait_and_lose_it

@@ -5,6 +5,7 @@ Legend: B sequences, T longest sequence; x, o, r, A, m, w as in `objectives`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,6 +27,10 @@ from cosmos_actor.trainer.settings import TrainerSettings
 from cosmos_actor.trainer.world import World
 
 TokenLoss = Callable[[Scores, dict[str, torch.Tensor], Meter], torch.Tensor]
+
+
+class NotFinite(Exception):
+    """A gradient that would make a NaN of every weight."""
 
 
 class PolicyTrainer:
@@ -131,7 +136,7 @@ class PolicyTrainer:
         return batch.rows(rows), weights[rows]
 
     def _update(self, batch: Batch, weights: np.ndarray, token_loss: TokenLoss, kind: str) -> dict[str, float]:
-        """One optimiser step on the gradient of Σ w·l over `batch`. Metrics are of the rows given."""
+        """One optimiser step on the gradient of Σ w·l over `batch`. Metrics are of the rows given. Raises NotFinite."""
         started = time.perf_counter()
         use_threads(self.settings.threads)
         meter = Meter(batch.token_count)
@@ -139,6 +144,9 @@ class PolicyTrainer:
         for rows, share in self._my_parts(batch):
             self._backward(batch.rows(rows), weights[rows] * share, token_loss, meter)
         norm = self._clip_gradients()
+        if not math.isfinite(norm):
+            raise NotFinite(f"the gradient of update {self.updates[kind] + 1} ({kind}) is {norm}, and no weight was "
+                            f"changed by it; lower policy.{'sft' if kind == 'sft' else 'optimizer'}.learning_rate")
         rate = self._set_learning_rate(kind)
         self.optimizer.step()
         self.updates[kind] += 1

@@ -11,7 +11,7 @@ import torch
 from cosmos_actor.trainer import model_weights
 from cosmos_actor.trainer.batch import BatchError, batch_from_examples
 from cosmos_actor.trainer.forward import score_tokens
-from cosmos_actor.trainer.policy import PolicyTrainer
+from cosmos_actor.trainer.policy import NotFinite, PolicyTrainer
 from cosmos_actor.trainer.scorer import Scorer
 from cosmos_actor.weight_plane.digest import weights_digest
 from tests.trainer import reference
@@ -49,6 +49,15 @@ def test_the_grpo_loss_equals_the_reference(groups, aggregation: str) -> None:
     expected = reference.aggregate(rows, mask, aggregation, 1)
     metrics = trainer.grpo_step(moved)
     assert metrics["loss/total"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_gradient_that_is_no_number_changes_no_weight(groups) -> None:
+    trainer = PolicyTrainer(make_settings())
+    before = weights_digest(trainer.weights())
+    spoiled = [replace(group, rewards=np.full_like(group.rewards, np.nan)) for group in groups]
+    with pytest.raises(NotFinite, match=r"update 1 \(policy\) is nan.*policy\.optimizer\.learning_rate"):
+        trainer.grpo_step(spoiled)
+    assert weights_digest(trainer.weights()) == before and trainer.updates["policy"] == 0
 
 
 def _moved(group, number: int):

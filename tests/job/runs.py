@@ -35,6 +35,9 @@ model = "tiny:qwen3?hidden=32&layers=1&heads=2&kv_heads=1&intermediate=64&vocab=
 sft_steps = 4
 sft_batch = 16
 grpo.kl_coefficient = 0.001
+threads = 1
+[reference]
+threads = 1
 """
 COMMAND = (sys.executable, "-m", "cosmos_actor.cli")
 START_S = 90.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,10 @@ from typing import Any
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.ledger import Key
 from cosmos_actor.actors.run_directory import RunPaths, write_whole
+
+NAME = re.compile(r"iter_\d{9,}")
+DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError)
+"""What reading a damaged file raises."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,28 @@ class Checkpoints:
         """The checkpoint that the tracker names, or None before the first. Raises UserError for a damaged one."""
         if not self._tracker.exists():
             return None
-        directory = self.root / self._tracker.read_text().strip()
-        record = self._record(directory)
-        return Checkpoint(directory, record["step"], record["dispatched_through"],
-                          tuple((key[0], key[1]) for key in record["buffered"]))
+        directory = self.root / self._named()
+        try:
+            record = json.loads((directory / "job.json").read_text())
+            return Checkpoint(directory, record["step"], record["dispatched_through"],
+                              tuple((key[0], key[1]) for key in record["buffered"]))
+        except DAMAGED as error:
+            raise self._unreadable(f"checkpoint {directory} can not be read: {error!r}") from error
+
+    def _named(self) -> str:
+        """What the tracker says."""
+        try:
+            name = self._tracker.read_text().strip()
+        except DAMAGED as error:
+            raise self._unreadable(f"{self._tracker} can not be read: {error}") from error
+        if NAME.fullmatch(name) is None:
+            raise self._unreadable(f"{self._tracker} names no checkpoint but {name[:40]!r}")
+        return name
+
+    def _unreadable(self, what: str) -> UserError:
+        there = ", ".join(sorted(path.name for path in self.root.glob("iter_*"))) or "none"
+        return UserError(f"{what}; write the name of another into {self._tracker.name} (there are: {there}), or start "
+                         "a new run", setting="run.run_dir")
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Draft]:
@@ -91,16 +114,13 @@ class Checkpoints:
         """A number that no earlier life of this job had, kept beside the checkpoints."""
         self.root.mkdir(parents=True, exist_ok=True)
         path = self.root / "epoch.txt"
-        epoch = int(path.read_text()) + 1 if path.exists() else 0
+        try:
+            epoch = int(path.read_text()) + 1 if path.exists() else 0
+        except DAMAGED as error:
+            raise UserError(f"{path} is damaged: {error}; write into it a number above that of all earlier lives, such "
+                            "as 1000000", setting="run.run_dir") from error
         write_whole(path, str(epoch))
         return epoch
-
-    def _record(self, directory: Path) -> dict[str, Any]:
-        try:
-            return dict(json.loads((directory / "job.json").read_text()))
-        except (OSError, ValueError) as error:
-            raise UserError(f"checkpoint {directory} can not be read: {error}; name another in "
-                            f"{self._tracker}, or start a new run", setting="run.run_dir") from error
 
     def _prune(self) -> None:
         """Keep the latest and those before it. One after it is of a life that ended before it could be named."""

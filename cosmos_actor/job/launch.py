@@ -35,7 +35,7 @@ COMPUTE_ENV = {
     # glibc keeps what a step freed for the next one: given back to the kernel, the same pages are faulted in at every
     # step, a sixth of an update's time for a small model
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
-    # threads that wait for each other sleep: where actors share cores, spinning ones keep from running whom they wait for
+    # threads that wait for each other sleep: where actors share cores, spinning ones hold up whom they wait for
     "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0",
 }
 """Environment of every actor, unless its section's `env` says otherwise."""
@@ -125,7 +125,8 @@ class Launch:
         limits, controls = self._settings.supervisor, placed.role == CONTROLLER
         env = {} if controls else getattr(self._settings, placed.role).env
         return ChildSpec(
-            actor=placed.actor, role=placed.role, command=self._command(placed, head), env={**COMPUTE_ENV, **placed.env, **env},
+            actor=placed.actor, role=placed.role, command=self._command(placed, head),
+            env={**COMPUTE_ENV, **placed.env, **env},
             restart=Restart.TRANSIENT if controls else Restart.PERMANENT, significant=controls, after=(),
             start_s=limits.start_s, shutdown_s=limits.shutdown_s, heartbeat_s=limits.heartbeat_s)
 

@@ -57,11 +57,29 @@ def test_a_step_may_be_written_again_after_a_rewind(checkpoints):
     assert checkpoints.latest().buffered == (("new/0", 1),)
 
 
-def test_a_damaged_checkpoint_is_one_line_that_names_the_file(checkpoints):
+@pytest.mark.parametrize("record", [
+    '{"step":', "{}", "[]", "null", '{"step": 5, "dispatched_through": 6, "buffered": [7]}'])
+def test_a_damaged_checkpoint_is_one_line_that_names_the_file(checkpoints, record):
     write(checkpoints, 5)
-    (checkpoints.latest().directory / "job.json").write_text('{"step":')
-    with pytest.raises(UserError, match=r"iter_000000005.*latest_checkpoint\.txt"):
+    (checkpoints.latest().directory / "job.json").write_text(record)
+    with pytest.raises(UserError, match=r"iter_000000005 can not be read.*latest_checkpoint\.txt"):
         checkpoints.latest()
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff\xfe", b"../../..", b"iter_7", b"/etc", b"x" * 10_000])
+def test_a_tracker_that_names_none_says_which_there_are(checkpoints, text):
+    write(checkpoints, 5)
+    checkpoints._tracker.write_bytes(text)
+    with pytest.raises(UserError, match=r"there are: iter_000000005") as error:
+        checkpoints.latest()
+    assert len(str(error.value)) < 500 and "\n" not in str(error.value)
+
+
+def test_a_damaged_epoch_is_not_guessed(checkpoints):
+    checkpoints.next_epoch()
+    (checkpoints.root / "epoch.txt").write_text("x")
+    with pytest.raises(UserError, match="epoch.txt is damaged"):
+        checkpoints.next_epoch()
 
 
 def test_epochs_never_repeat(checkpoints):

@@ -28,6 +28,7 @@ eval_every = 0
 prompts_per_step = 8
 [rollout]
 count = 1
+threads = 1
 samples_per_prompt = 4
 chunk_prompts = 4
 [policy]

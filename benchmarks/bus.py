@@ -195,7 +195,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def run_loop(coroutine: Any) -> Any:
-    """With uvloop where it is installed, as the actors do."""
+    """With uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:

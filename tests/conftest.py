@@ -33,6 +33,16 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def popen() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
     """`subprocess.Popen` whose processes (with their sessions) are killed when the test ends."""
+    yield from owned_processes()
+
+
+@pytest.fixture(scope="module")
+def module_popen() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
+    """As `popen`, for what all tests of a module share."""
+    yield from owned_processes()
+
+
+def owned_processes() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
     started: list[subprocess.Popen[Any]] = []
 
     def start(command: list[str], **options: Any) -> subprocess.Popen[Any]:

@@ -84,6 +84,7 @@ def test_the_head_ends_actors_that_joined():
         runtime = await cluster.add("echo-7", joined=True)
         await cluster.head.stop_joined("the run is over")
         await runtime.until_stopped()
+        assert runtime.stopped.is_set() and runtime.failure is None
 
     with_cluster(test)
 

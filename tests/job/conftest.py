@@ -15,25 +15,6 @@ def uninterrupted(tmp_path_factory, module_popen) -> Run:
     return run
 
 
-@pytest.fixture(scope="module")
-def module_popen():
-    """As `popen`, for a whole module."""
-    import subprocess
-
-    from tests.conftest import _end
-
-    started: list[subprocess.Popen] = []
-
-    def start(command, **options):
-        process = subprocess.Popen(command, start_new_session=True, **options)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        _end(process)
-
-
 @pytest.fixture
 def run(tmp_path, popen) -> Run:
     return Run(tmp_path, popen)

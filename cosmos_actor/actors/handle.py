@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
+from cosmos_actor.actors.event_loop import new_event_loop
 from cosmos_actor.bus.errors import DeadlineExceeded
 
 Value = TypeVar("Value")
@@ -34,7 +35,7 @@ class ThreadDriver:
     """Runs `loop` in a daemon thread of its own until `close`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self.loop = loop or asyncio.new_event_loop()
+        self.loop = loop or new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="bus-loop", daemon=True)
         self._thread.start()
 

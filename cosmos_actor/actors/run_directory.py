@@ -170,8 +170,12 @@ class RunDirectory(RunPaths):
 def write_whole(path: Path, text: str) -> None:
     """Replace a file: whoever reads it, and whatever kills the writer, sees the old text or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _age(log: Path) -> tuple[int, int]:

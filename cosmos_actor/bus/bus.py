@@ -7,6 +7,7 @@ import logging
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
+from .busy_poll import BusyPoll
 from .clock import Clock
 from .dialler import Dialler
 from .doorman import Doorman
@@ -18,9 +19,9 @@ from .identity import Identity, host_id
 from .keys import KeyRing
 from .limits import Limits
 from .link import Link
-from .ring import Sharing
 from .roster import Roster
 from .schema import known_schemas, schema_key
+from .sharing import Sharing
 
 if TYPE_CHECKING:
     from .bulk.plane import BulkPlane
@@ -70,6 +71,7 @@ class Bus:
         self.resolve_bulk = resolve_bulk
         self.executor = executor
         self.bulk = None if bulk is None else _bulk_plane(identity, bulk, keys)
+        self.busy_poll = BusyPoll(self.limits.busy_poll_us * 1e-6)
         self.handlers = HandlerTable()
         self.links: Dict[str, Link] = {}
         self.diallers: Set[Dialler] = set()
@@ -268,6 +270,7 @@ class Bus:
         self._roster.session_over(link.session, reason)
         self._counters["links_lost"] += 1
         self._doorman.link_over(link)
+        link.sharing.close()
         if self.bulk is not None:
             self.bulk.peer_lost(link.peer)
         for dialler in [dialler for dialler in self.diallers if dialler.link is link]:

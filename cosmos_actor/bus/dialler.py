@@ -19,7 +19,7 @@ from .handshake import (
 )
 from .link import Link
 from .receipt import until
-from .ring import Sharing
+from .sharing import Sharing
 
 
 class Dialler:
@@ -81,18 +81,29 @@ class Dialler:
         if wire is not self._wire:
             return
         try:
-            protocol, kind, payload, arrays = unseal(frames) if self.link is None else self.link.unseal(frames)
-            if kind == DATA and self.link is not None and self._hello_at is None:
-                self.link.receive(payload, arrays)
-            else:
-                self._control(protocol, kind, payload)
+            if self.link is None or self._hello_at is not None:
+                self._receive(wire, frames)
+                return
+            for message in self.link.sharing.in_turn(frames):
+                self._receive(wire, message)
         except CorruptFrame as error:
             self.bus.count_corrupt(self.address, error)
             self._broken(str(error))
 
+    def _receive(self, wire: Any, frames: List[Any]) -> None:
+        if wire is not self._wire:
+            return
+        protocol, kind, payload, arrays = unseal(frames) if self.link is None else self.link.unseal(frames)
+        if kind == DATA and self.link is not None and self._hello_at is None:
+            self.link.receive(payload, arrays)
+        else:
+            self._control(protocol, kind, payload)
+
     def wire_down(self, wire: Any, reason: str, refused: bool) -> None:
         if wire is not self._wire:
             return
+        if self.link is not None:
+            self.link.sharing.drain()
         if refused and self.link is None and self._is_final(reason):
             self._refused(reason)
         else:
@@ -137,7 +148,8 @@ class Dialler:
                 return
             self.link = link
         self.link.out.on_wire_down = self._broken
-        self.link.attach(self._wire, self._share(theirs))
+        wire = self._wire
+        self.link.attach(wire, self._share(theirs), lambda frames: self.wire_frames(wire, frames))
         self._announce()
 
     def _share(self, theirs: Introduction) -> Sharing:

@@ -22,8 +22,13 @@ class Doorman:
         """Accepted wires show themselves by their first message."""
 
     def wire_down(self, wire: Any, reason: str, refused: bool) -> None:
+        if wire in self._links:
+            self._links[wire].sharing.drain()
+        self._down(wire)
+
+    def _down(self, wire: Any) -> None:
         link = self._links.pop(wire, None)
-        if link is not None and link.out.wire is wire:
+        if link is not None and link.wire is wire:
             link.detach()
         if link is not None:
             self.bus.wire_lost(link)
@@ -31,25 +36,36 @@ class Doorman:
     def wire_frames(self, wire: Any, frames: List[Any]) -> None:
         link = self._links.get(wire)
         try:
-            protocol, kind, payload, arrays = unseal(frames) if link is None else link.unseal(frames)
-            if kind == DATA and link is not None:
-                link.receive(payload, arrays)
-            elif kind == HELLO and link is None:
-                self._hello(wire, protocol, payload)
-            elif kind == GOODBYE and link is not None:
-                self.bus.said_goodbye(link, wire, str(payload[0]))
-            elif link is None:
-                self._reset(wire)  # it belonged to a link that is over, or to a wire that we closed
-            else:
-                raise CorruptFrame("a message that has no place here")
+            if link is None:
+                self._stranger(wire, frames)
+                return
+            for message in link.sharing.in_turn(frames):
+                if self._links.get(wire) is link:
+                    self._receive(wire, link, message)
         except CorruptFrame as error:
             self.bus.count_corrupt(str(link.peer) if link else wire.name, error)
             self._reset(wire)
 
+    def _receive(self, wire: Any, link: Link, frames: List[Any]) -> None:
+        _, kind, payload, arrays = link.unseal(frames)
+        if kind == DATA:
+            link.receive(payload, arrays)
+        elif kind == GOODBYE:
+            self.bus.said_goodbye(link, wire, str(payload[0]))
+        else:
+            raise CorruptFrame("a message that has no place here")
+
+    def _stranger(self, wire: Any, frames: List[Any]) -> None:
+        protocol, kind, payload, _ = unseal(frames)
+        if kind == HELLO:
+            self._hello(wire, protocol, payload)
+        else:
+            self._reset(wire)  # it belonged to a link that is over, or to a wire that we closed
+
     def _reset(self, wire: Any) -> None:
         """The dialler makes a new wire and everything unfinished comes again."""
         wire.send(seal_control(RESET, None))
-        self.wire_down(wire, "corrupt", False)
+        self._down(wire)
         wire.close()
 
     def _hello(self, wire: Any, protocol: int, payload: Any) -> None:
@@ -78,8 +94,8 @@ class Doorman:
         sharing.accept(theirs.shared, theirs.host_id)
         ours = self.bus.introduction(theirs.session, shared=sharing.offer())
         wire.send(seal_control(WELCOME, to_payload(ours)))
-        link.out.on_wire_down = lambda reason: self.wire_down(wire, reason, False)
-        link.attach(wire, sharing)
+        link.out.on_wire_down = lambda reason: self._down(wire)
+        link.attach(wire, sharing, lambda frames: self.wire_frames(wire, frames))
         if is_new:
             self.bus.link_is_up(link)
 

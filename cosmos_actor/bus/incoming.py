@@ -49,6 +49,8 @@ class Incoming:
         )
         self.latest = LatestInbox()
         self.states: Dict[str, Any] = {}
+        self._state_next: Dict[str, Optional[Job]] = {}
+        """Topics whose handler runs, with the value that comes after; newer ones take its place."""
         self.tasks: Set[Any] = set()
         self.failures = self.unhandled_events = 0
         self._link = link
@@ -191,7 +193,7 @@ class Incoming:
 
     def _finish(self, channel: int, number: int, extra: Any, answer: Answer) -> None:
         if channel == STATE:
-            self._out.state_done(extra, number)
+            self._state_finished(extra, number)
             return
         if extra is None or channel != CALL:
             if self.inboxes[channel].finish(number, answer):
@@ -216,6 +218,8 @@ class Incoming:
             operation, packed = answer
             head = item_head(operation, channel, number, len(packed.buffers))
             self._out.push(head + packed.body, packed.buffers)
+        if channel == CALL:
+            self._link.stay_awake()
 
     def _known_key(self, number: int, key: str) -> bool:
         """Whether a call of this key runs or has run; then `number` shares its answer."""
@@ -283,7 +287,8 @@ class Incoming:
         if self.latest.topics >= self._limits.state_topics and topic not in self.states:
             raise CorruptFrame("the peer publishes more topics than bus.state_topics")
         if not self.latest.accept(topic, revision):
-            self._out.state_done(topic, revision)
+            if topic not in self._state_next:
+                self._out.state_done(topic, revision)
             return
         try:
             message, references = from_plain((name, version, fingerprint), plain, frames)
@@ -293,7 +298,20 @@ class Incoming:
             return
         self.states[topic] = message
         handler = self._table.topics.get(topic)
-        self._dispatch(f"state {topic}", Job(handler, STATE, revision, topic, message, references, (body, frames)))
+        job = Job(handler, STATE, revision, topic, message, references, (body, frames))
+        if topic in self._state_next:
+            self.latest.skipped += self._state_next[topic] is not None
+            self._state_next[topic] = job
+        else:
+            self._state_next[topic] = None
+            self._dispatch(f"state {topic}", job)
+
+    def _state_finished(self, topic: str, revision: int) -> None:
+        self._out.state_done(topic, revision)
+        job = self._state_next.pop(topic, None)
+        if job is not None:
+            self._state_next[topic] = None
+            self._dispatch(f"state {topic}", job)
 
     def _state_ack(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
         self._out.confirmed(body, number)

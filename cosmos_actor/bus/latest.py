@@ -20,6 +20,7 @@ class LatestOutbox:
         self._newest: Dict[str, Tuple[int, Any]] = {}
         self._under_way: Dict[str, int] = {}
         self._confirmed: Dict[str, int] = {}
+        self._seen_waiting: Dict[str, int] = {}
 
     def publish(self, topic: str, value: Any) -> Optional[Tuple[int, Any]]:
         """(revision, value) to send now, or None while another is under way. OverflowError: too many topics."""
@@ -47,6 +48,15 @@ class LatestOutbox:
             if ready is not None:
                 out.append((topic, *ready))
         return out
+
+    def overdue(self) -> List[Tuple[int, Any]]:
+        """The newest (revision, value) of each topic that was under way at the call before this one: it may be lost."""
+        late = [topic for topic, revision in self._under_way.items() if self._seen_waiting.get(topic) == revision]
+        for topic in late:
+            del self._under_way[topic]
+        ready = [self._next(topic) for topic in late]
+        self._seen_waiting = dict(self._under_way)
+        return [value for value in ready if value is not None]
 
     def _next(self, topic: str) -> Optional[Tuple[int, Any]]:
         if topic not in self._newest or topic in self._under_way:

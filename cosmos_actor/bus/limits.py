@@ -8,6 +8,7 @@ from .errors import BusError
 
 KIB = 1024
 MIB = 1024 * KIB
+MAY_BE_ZERO = ("shared_bytes", "busy_poll_us")
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,6 @@ class Limits:
 
     max_message_bytes: int = 1 * MIB
     """Larger messages delay every other one on the link; arrays go over the bulk plane instead."""
-
-    bulk_threshold_bytes: int = 64 * KIB
-    """Arrays above it travel by reference when the bus has a bulk plane."""
 
     work_window_messages: int = 1024
     """Work that one sender may have unfinished at us: bounds what a slow consumer must hold."""
@@ -66,6 +64,10 @@ class Limits:
     shared_bytes: int = 1 * MIB
     """Shared memory of a wire between two processes of a host, for arrays below the bulk threshold. 0: none is used."""
 
+    busy_poll_us: int = 500
+    """How long a loop stays awake for the next message after a call to, or an answer for, a process of the same host.
+    0: it sleeps at once, and each round trip wakes two sleeping processors."""
+
     linger_ms: int = 500
     """How long a closing socket tries to get rid of what it accepted (goodbyes, last acknowledgements)."""
 
@@ -74,7 +76,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) <= 0 and not (field.name == "shared_bytes" and self.shared_bytes == 0):
+            value = getattr(self, field.name)
+            if value < 0 or (value == 0 and field.name not in MAY_BE_ZERO):
                 raise BusError(f"{field.name} must be above 0", setting=f"bus.{field.name}")
         if self.work_window_bytes < self.max_message_bytes:
             raise BusError("work_window_bytes holds no whole message", setting="bus.work_window_bytes")

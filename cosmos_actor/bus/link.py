@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Coroutine, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Coroutine, Dict, List, Optional, Sequence, Tuple
 
 from .codec import ArrayReference
 from .envelope import CALL, EVENT, GOODBYE, WORK, seal_control, unseal
@@ -15,8 +15,8 @@ from .limits import Limits
 from .liveness import Liveness
 from .outgoing import Outgoing, Packed
 from .receipt import Receipt
-from .ring import Sharing
 from .schema import from_plain, to_plain
+from .sharing import Sharing
 
 
 class Link:
@@ -32,6 +32,8 @@ class Link:
         self.address = address
         self.dialled = dialled
         self.lost: Optional[str] = None
+        self.wire: Any = None
+        """What the transport made; it is sent through `out.wire`."""
         self.sharing = Sharing(0)
         self.wires_used = 0
         self._bus = bus
@@ -91,6 +93,7 @@ class Link:
         """The handler's answer. A repeated `key` gets the first answer without another run of the handler."""
         ends = self._bus.clock.now() + deadline_s
         receipt = await self.out.send(CALL, await self.pack(message, key, deadline_s), deadline_s, now=True)
+        self.stay_awake()
         return await receipt.result(max(0.0, ends - self._bus.clock.now()))
 
     async def emit(self, message: Any, *, deadline_s: Optional[float] = None) -> Receipt:
@@ -167,17 +170,21 @@ class Link:
 
     # -- for the bus --------------------------------------------------------------------------------------------
 
-    def attach(self, wire: Any, sharing: Sharing) -> None:
+    def attach(self, wire: Any, sharing: Sharing, receive: Callable[[List[Any]], None]) -> None:
+        """Go on over this wire; `receive` gets what comes past its socket."""
         self.detach()
         self.wires_used += 1
         self.liveness.heard(self._bus.clock.now())
+        self.wire = wire
         self.sharing = sharing
-        self.out.attach(wire)
+        self.out.attach(sharing.carry(wire))
+        sharing.start(receive)
         if sharing.reader is not None:
             self.out.taken = 0
             self.out.flush_soon()
 
     def detach(self) -> None:
+        self.wire = None
         self.out.detach()
         self.sharing.close()
 
@@ -186,23 +193,27 @@ class Link:
         reader = self.sharing.reader
         if reader is None:
             return unseal(frames)
+        if type(frames[0]) is tuple:
+            frames = [reader.take(*frames[0])]
         opened = unseal(frames, reader)
-        self.out.taken = reader.taken
+        self.out.taken = reader.free()
         return opened
 
     def ring_taken(self, position: int) -> None:
         """The peer has our ring open, and has read everything before `position`. ValueError for what is not there."""
-        writer = self.sharing.writer
-        if writer is None:
-            raise ValueError("there is no ring")
-        writer.free(position)
-        self.out.ring = writer
+        self.out.ring = self.sharing.ring_taken(position)
 
     def receive(self, items: Any, frames: Sequence[Any]) -> None:
         if self.lost is not None:
             return  # it came while we were leaving
         self.liveness.heard(self._bus.clock.now())
+        self._bus.busy_poll.heard()
         self.incoming.receive(items, frames)
+
+    def stay_awake(self) -> None:
+        """A call went or was answered: the other side's next word may come within microseconds."""
+        if self.sharing.has_lane:
+            self._bus.busy_poll.begin()
 
     def pulse(self, progress: int, busy_s: float, label: str) -> None:
         self.liveness.pulse(self._bus.clock.now(), progress, busy_s, label)
@@ -232,7 +243,6 @@ class Link:
         if closed_by_us:
             error = LinkClosed(f"link closed: {reason}", peer=peer)
         lost = self.out.end(error)
-        self.sharing.close()
         self.incoming.end()
         return lost
 
@@ -244,6 +254,7 @@ class Link:
             "up": self.up,
             "wires": self.wires_used,
             "liveness": self.liveness.statistics(now),
+            "shared": self.sharing.statistics(),
             "sending": self.out.statistics(),
             "receiving": self.incoming.statistics(),
         }

@@ -253,6 +253,8 @@ class Outgoing:
         if self.wire is None:
             return
         self._add_floors()
+        for late in self.latest.overdue():
+            self._push_state(late)
         self.push(item(PULSE, WORK, progress, [busy_s, label, [box.next_number for box in self.outboxes]]))
         self.flush()
 

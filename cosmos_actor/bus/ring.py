@@ -15,7 +15,6 @@ from typing import Any, List, Optional
 
 from .bulk.arena import Arena, ArenaView
 from .errors import BusError, CorruptFrame
-from .identity import host_id
 
 SHARED_FROM_BYTES = 4096
 """Below it the copy into the message is cheaper than a place in the ring."""
@@ -78,43 +77,26 @@ class RingReader:
         self._view = ArenaView(pid, fd, token, size_bytes)
         self._capacity = size_bytes - self._view.first_byte
         self.taken = 0
-        """Everything before it was read."""
+        """Where the last of what was read ends."""
+        self.freed = 0
+        """Everything before it may be overwritten."""
 
     def take(self, position: int, nbytes: int) -> bytes:
-        """A copy of an array there; its place may be used again then. Raises CorruptFrame for places outside."""
+        """A copy of the bytes there; their place may be used again then. Raises CorruptFrame for places outside.
+
+        A message that lies in the ring is taken before its arrays, which were put before it.
+        """
         place = position % self._capacity
-        if type(nbytes) is not int or position < self.taken or not 0 <= nbytes <= self._capacity - place:
+        if type(nbytes) is not int or position < self.freed or not 0 <= nbytes <= self._capacity - place:
             raise CorruptFrame("an array outside its ring")
         begin = self._view.first_byte + place
-        self.taken = position + nbytes + -nbytes % _ALIGNMENT_BYTES
+        self.taken = max(self.taken, position + nbytes + -nbytes % _ALIGNMENT_BYTES)
         return self._view.mapping[begin:begin + nbytes]
+
+    def free(self) -> int:
+        """Everything taken so far may be overwritten: the message is read. Returns up to where."""
+        self.freed = self.taken
+        return self.freed
 
     def close(self) -> None:
         self._view.close()
-
-
-class Sharing:
-    """Both rings of one wire: ours to write, the peer's to read; either may be missing."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.writer: Optional[RingWriter] = RingWriter(capacity_bytes) if capacity_bytes else None
-        self.reader: Optional[RingReader] = None
-
-    def offer(self) -> Any:
-        return None if self.writer is None else self.writer.offer()
-
-    def accept(self, offer: Any, host: str) -> None:
-        """Open the peer's ring. On another host nothing is kept; where it can not be opened, the socket does it all."""
-        if self.writer is None or offer is None or host != host_id():
-            self.close()
-            return
-        try:
-            self.reader = RingReader(offer)
-        except BusError:
-            pass
-
-    def close(self) -> None:
-        for end in (self.writer, self.reader):
-            if end is not None:
-                end.close()
-        self.writer = self.reader = None

@@ -41,7 +41,7 @@ def command(
     from cosmos_actor.bus.identity import new_incarnation
     from cosmos_actor.job.actor import run
     name = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
-    typer.echo(f"{name} joins {address}; Ctrl-C lets it finish what it holds and leave", err=True)
+    typer.echo(f"{name}: joining {address}; Ctrl-C lets it finish what it holds and leave", err=True)
     return run(role, name, address, key_file, listen=f"tcp://{host or own_host_towards(address)}:0",
                incarnation=new_incarnation(), run_dir=None, joined=True)
 

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cosmos_actor import death
+from cosmos_actor.actors import event_loop
 from cosmos_actor.actors.context import SystemClock
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
 from cosmos_actor.actors.worker import ThreadWorker
-from cosmos_actor.bus import BusError, Identity, KeyRing, new_incarnation
+from cosmos_actor.bus import BusError, Identity, KeyFileError, KeyRing, new_incarnation
 from cosmos_actor.job.assembly import ask_settings, make_bus, weight_source
 from cosmos_actor.job.roles import CONTROLLER, ROLE_CLASSES, build_role
 from cosmos_actor.recipes.resolved import load_resolved
@@ -45,10 +46,10 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
             return _follow(settings)
         if role == CONTROLLER:
             return _control(identity, keys, settings, head, listen, run_dir)
-        return asyncio.run(_serve(identity, keys, settings, head, listen, joined))
+        return event_loop.run(_serve(identity, keys, settings, head, listen, joined))
     except (UserError, BusError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, UserError) else 1
+        return 2 if isinstance(error, (UserError, KeyFileError)) else 1
 
 
 def follows_a_leader() -> bool:
@@ -86,7 +87,7 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
         await runtime.until_stopped()
     except (UserError, HeadLost) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, UserError) else 1
+        return 2 if isinstance(error, (UserError, KeyFileError)) else 1
     finally:
         await runtime.close()
     return 0

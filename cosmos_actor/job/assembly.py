@@ -39,7 +39,7 @@ def weight_source(bus: Bus) -> WeightSource:
 
 
 def bus_limits(settings: RunSettings) -> Limits:
-    return as_dataclass(settings.bus, Limits, bulk_threshold_bytes=settings.bulk.threshold_bytes)  # type: ignore[no-any-return]
+    return as_dataclass(settings.bus, Limits)  # type: ignore[no-any-return]
 
 
 def bulk_settings(settings: RunSettings) -> BulkSettings:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.ledger import Key
@@ -43,17 +42,12 @@ class Draft:
     def __init__(self, directory: Path, tracker: Path) -> None:
         self.directory = directory
         self._tracker = tracker
-        self._parts: dict[str, str] = {}
-
-    def add(self, saved: Any) -> None:
-        """One role has written its part and says its digest."""
-        self._parts[saved.part] = saved.digest
 
     def finish(self, *, seed: int, step: int, dispatched_through: int, buffered: Sequence[Key]) -> None:
         """Second phase: our own part, then the name."""
         record = {
             "step": step, "dispatched_through": dispatched_through, "buffered": [list(key) for key in buffered],
-            "parts": self._parts, "seed": seed,
+            "seed": seed,
         }
         write_whole(self.directory / "job.json", json.dumps(record, indent=1))
         finished = self.directory.parent / f"iter_{step:09d}"

@@ -221,6 +221,6 @@ class Job:
             self.wait_for(step)
         with self.checkpoints.writing(self.step) as draft:
             for client in (self.policy, self.replay_buffer):
-                draft.add(client.save(str(draft.directory), self.step).resolve())
+                client.save(str(draft.directory), self.step).resolve()
             draft.finish(seed=self.settings.run.seed, step=self.step, dispatched_through=self.dispatched_through,
                          buffered=self.ledger.buffered_keys())

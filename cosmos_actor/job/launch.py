@@ -171,8 +171,15 @@ class Launch:
             self._stop(reason)
 
     async def _keep_status(self) -> None:
+        writable = True
         while True:
-            self._head.write_status()
+            try:
+                self._head.write_status()
+                writable = True
+            except OSError as error:  # the run itself may go on; the disk may be free again later
+                if writable:
+                    self._observer.notice(f"status.json can not be written: {error.strerror}")
+                writable = False
             await asyncio.sleep(STATUS_PERIOD_S)
 
     # ---- the end

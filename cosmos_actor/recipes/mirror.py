@@ -16,20 +16,16 @@ from pydantic import create_model, model_validator
 
 from cosmos_actor.actors.settings import Settings, setting
 
-UNITS = {"_bytes": "bytes", "_s": "s", "_ms": "ms", "_messages": "messages", "_chunks": "chunks"}
+UNITS = {"_bytes": "bytes", "_s": "s", "_ms": "ms", "_us": "us", "_messages": "messages", "_chunks": "chunks"}
 
 
-def section_of_dataclass(owner: type, name: str, *, base: type[Settings] = Settings,
-                         left_out: frozenset[str] = frozenset()) -> type[Settings]:
-    """A frozen section with the fields of `owner`; values that the dataclass refuses are refused with its own words.
-
-    `left_out` names fields that are a setting of another section.
-    """
+def section_of_dataclass(owner: type, name: str, *, base: type[Settings] = Settings) -> type[Settings]:
+    """A frozen section with the fields of `owner`; values that the dataclass refuses are refused with its own words."""
     reasons, types = field_docstrings(owner), get_type_hints(owner)
     declared: dict[str, Any] = {
         field.name: (types[field.name], setting(field.default, reasons.get(field.name, ""), unit=unit_of(field.name),
                                                 resumable=True))
-        for field in dataclasses.fields(owner) if field.name not in left_out
+        for field in dataclasses.fields(owner)
     }
 
     def refused_by_the_owner(section: Settings) -> Settings:
@@ -43,10 +39,9 @@ def section_of_dataclass(owner: type, name: str, *, base: type[Settings] = Setti
     return create_model(name, __base__=base, __doc__=owner.__doc__, __validators__={"owner": validator}, **declared)
 
 
-def as_dataclass(section: Settings, owner: type, **others: Any) -> Any:
-    """The section's values, and `others`, as the owner's own object."""
-    names = [field.name for field in dataclasses.fields(owner) if field.name in type(section).model_fields]
-    return owner(**{**{name: getattr(section, name) for name in names}, **others})
+def as_dataclass(section: Settings, owner: type) -> Any:
+    """The section's values as the owner's own object."""
+    return owner(**{field.name: getattr(section, field.name) for field in dataclasses.fields(owner)})
 
 
 def field_docstrings(owner: type) -> dict[str, str]:

@@ -174,8 +174,7 @@ class _Listening(Settings):
         0, "port of the head; 0 = any free one, announced in the run directory", resumable=True)
 
 
-BusSection = section_of_dataclass(
-    Limits, "BusSection", base=_Listening, left_out=frozenset({"bulk_threshold_bytes"}))  # it is bulk.threshold_bytes
+BusSection = section_of_dataclass(Limits, "BusSection", base=_Listening)
 
 
 BulkSection = section_of_dataclass(BulkSettings, "BulkSection")
@@ -204,7 +203,7 @@ class SupervisorSection(Settings):
     drain_s: PositiveFloat = setting(
         60.0, "a job that is asked to stop may take so long to finish and save the step in hand", unit="s",
         resumable=True)
-    heartbeat_s: PositiveFloat = setting(
+    heartbeat_s: Annotated[float, Field(ge=3)] = setting(
         60.0, "an actor whose working loop gives no heartbeat for so long is killed", unit="s", resumable=True)
 
     def limits(self) -> RestartLimits:

@@ -264,10 +264,10 @@ class SaveRequest:
 @schema("saved", version=1)
 @dataclass(frozen=True)
 class Saved:
+    """Written, in files that carry their own check sums."""
+
     part: str
     step: int
-    digest: str
-    """SHA-256 of what was saved, empty where the files carry their own."""
 
 
 @schema("restore_request", version=1)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cosmos_actor.actors.role import handles
+from cosmos_actor.roles.array_file import read_arrays, write_arrays
 from cosmos_actor.roles.messages import (
     Published,
     PublishReferenceRequest,
@@ -105,13 +106,9 @@ class PolicyRole(StatefulRole):
 
     def _reference(self, path: Path) -> Mapping[str, np.ndarray]:
         if path.exists():
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
+            return read_arrays(path)
         tensors: Mapping[str, np.ndarray] = self.trainer.weights()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".writing-{path.name}")
-        np.savez(draft, **tensors)
-        draft.replace(path)
+        write_arrays(path, tensors)
         return tensors
 
     @handles(SaveRequest)
@@ -120,7 +117,7 @@ class PolicyRole(StatefulRole):
         if request.step != self.step:
             raise OutOfStep(f"asked to save step {request.step}, the policy is at step {self.step}")
         self.trainer.save(Path(request.directory) / "policy")
-        return Saved("policy", request.step, "")
+        return Saved("policy", request.step)
 
     @handles(RestoreRequest)
     def restore(self, request: RestoreRequest) -> Restored:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from pathlib import Path
-
-import numpy as np
 
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.replay_buffer import Dropped, NotEnoughGroups, ReplayBuffer
 from cosmos_actor.actors.role import handles
 from cosmos_actor.actors.trajectory import owned
+from cosmos_actor.roles.array_file import read_arrays, write_arrays
 from cosmos_actor.roles.messages import (
     PutReply,
     PutRequest,
@@ -58,9 +56,8 @@ class ReplayBufferRole(StatefulRole):
     @handles(SaveRequest)
     def save(self, request: SaveRequest) -> Saved:
         self.refuse_another_life(request.epoch)
-        state = self.buffer.state()
-        np.savez(Path(request.directory) / FILE, **state)
-        return Saved("replay_buffer", request.step, _digest(state))
+        write_arrays(Path(request.directory) / FILE, self.buffer.state())
+        return Saved("replay_buffer", request.step)
 
     @handles(RestoreRequest)
     def restore(self, request: RestoreRequest) -> Restored:
@@ -69,10 +66,9 @@ class ReplayBufferRole(StatefulRole):
         if request.directory is not None:
             path = Path(request.directory) / FILE
             try:
-                with np.load(path, allow_pickle=False) as file:
-                    self.buffer.load_state(dict(file))
-            except (OSError, ValueError, KeyError) as error:
-                raise UserError(f"checkpoint file {path} can not be read: {error}", setting="run.run_dir") from error
+                self.buffer.load_state(read_arrays(path))
+            except (ValueError, KeyError) as error:
+                raise UserError(f"{path} is no replay buffer: {error}", setting="run.run_dir") from error
         return Restored("replay_buffer", request.step)
 
 
@@ -82,11 +78,3 @@ def by_reason(dropped: tuple[Dropped, ...]) -> dict[str, list[str]]:
     for item in dropped:
         reasons[item.reason] += [f"{name}@{attempt}" for name, attempt in item.keys]
     return dict(reasons)
-
-
-def _digest(state: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(state[name]).data)
-    return digest.hexdigest()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cosmos_actor.bus import BusError, CorruptFrame
 from cosmos_actor.bus.envelope import ACK, WORK, item, seal_items, unseal
-from cosmos_actor.bus.ring import SHARED_FROM_BYTES, RingReader, RingWriter, Sharing
+from cosmos_actor.bus.ring import SHARED_FROM_BYTES, RingReader, RingWriter
 
 CAPACITY = 64 * 1024
 
@@ -75,6 +75,7 @@ def test_places_outside_are_corrupt(ends: tuple[RingWriter, RingReader]) -> None
         with pytest.raises(CorruptFrame, match="outside its ring"):
             reader.take(*place)  # type: ignore[arg-type]
     reader.take(0, 5000)
+    assert reader.free() == 5056
     with pytest.raises(CorruptFrame):
         reader.take(0, 5000)
     with pytest.raises(ValueError, match="never written"):
@@ -116,10 +117,3 @@ def test_what_is_no_ring_is_not_opened() -> None:
             RingReader(offer)
     os.close(other)
     writer.close()
-
-
-def test_nothing_is_kept_for_a_peer_on_another_host() -> None:
-    near, far = Sharing(CAPACITY), Sharing(CAPACITY)
-    near.accept(far.offer(), "another host")
-    assert near.writer is None and near.reader is None
-    far.close()

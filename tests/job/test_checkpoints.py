@@ -7,7 +7,6 @@ import pytest
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.job.checkpoints import Checkpoints
-from cosmos_actor.roles.messages import Saved
 
 
 @pytest.fixture
@@ -20,7 +19,6 @@ def checkpoints(tmp_path):
 def write(checkpoints: Checkpoints, step: int, buffered=(("g1/0", 0),)) -> None:
     with checkpoints.writing(step) as draft:
         (draft.directory / "policy").mkdir()
-        draft.add(Saved("policy", step, "abc"))
         draft.finish(seed=1, step=step, dispatched_through=step + 1, buffered=list(buffered))
 
 

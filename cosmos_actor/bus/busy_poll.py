@@ -1,0 +1,61 @@
+"""Keeps a loop from going to sleep for a moment: waking a processor that sleeps can cost more than the answer did.
+
+    begin -> turning -> heard: it was worth it
+                     -> nothing came, or the processor was wanted by others: no more for a pause, doubled each time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+CONTENDED_S = 0.0005
+"""Who gets the processor back so late shares it with others that compute; who sleeps is let in sooner than that."""
+
+PAUSE_FIRST_S, PAUSE_LAST_S = 0.001, 0.02
+
+
+class BusyPoll:
+    """The loop turns without sleeping, and serves whatever comes, until `seconds` after the last `begin`."""
+
+    def __init__(self, seconds: float) -> None:
+        """0: it sleeps as ever."""
+        self._seconds = seconds
+        self._until = 0.0
+        self._not_before = 0.0
+        self._pause_s = PAUSE_FIRST_S
+        self._turning = self._heard = False
+
+    def begin(self) -> None:
+        """A message went out whose answer may come within microseconds."""
+        if not self._seconds:
+            return
+        now = time.monotonic()
+        if now < self._not_before:
+            return
+        self._until = now + self._seconds
+        self._heard = False
+        if not self._turning:
+            self._turning = True
+            self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._turn)
+
+    def heard(self) -> None:
+        """A message came."""
+        if self._turning:
+            self._heard = True
+            self._pause_s = PAUSE_FIRST_S
+
+    def _turn(self) -> None:
+        begun = time.monotonic()
+        if begun < self._until:
+            os.sched_yield()  # the peer may be waiting for this very processor
+            back = time.monotonic()
+            if back - begun < CONTENDED_S:
+                self._loop.call_soon(self._turn)
+                return
+        self._turning = False
+        if not self._heard:
+            self._not_before = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, PAUSE_LAST_S)

@@ -1,0 +1,28 @@
+"""Named arrays in one file, whole or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from cosmos_actor.actors.errors import UserError
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Whoever is killed meanwhile leaves the file that was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".writing-{path.name}")
+    np.savez(draft, **arrays)
+    draft.replace(path)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Raises UserError for a file that is missing, cut or changed (each array has a CRC)."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise UserError(f"{path} can not be read: {error}", setting="run.run_dir") from error

@@ -1,0 +1,95 @@
+"""Awake for the next message, not for ever: what it is for is measured by benchmarks/bus.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from cosmos_actor.bus import Bus, Limits, busy_poll
+from cosmos_actor.bus.busy_poll import BusyPoll
+from tests.bus.messages import Number
+from tests.bus.world import World
+
+
+async def over(poll: BusyPoll) -> None:
+    ends = time.monotonic() + 5
+    while poll._turning:
+        assert time.monotonic() < ends, "it turns for ever"
+        await asyncio.sleep(0)
+
+
+def test_it_ends_by_itself_and_then_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(busy_poll, "PAUSE_FIRST_S", 60.0)
+        poll = BusyPoll(0.02)
+        poll.begin()
+        assert poll._turning
+        await over(poll)
+        poll.begin()
+        assert not poll._turning, "nothing was heard: it pauses"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_heard_keeps_it_willing() -> None:
+    async def scenario() -> None:
+        poll = BusyPoll(0.02)
+        poll.begin()
+        poll.heard()
+        await over(poll)
+        poll.begin()
+        assert poll._turning
+
+    asyncio.run(scenario())
+
+
+def test_zero_sleeps_as_ever() -> None:
+    async def scenario() -> None:
+        poll = BusyPoll(0.0)
+        poll.begin()
+        assert not poll._turning
+
+    asyncio.run(scenario())
+
+
+def test_other_tasks_run_meanwhile() -> None:
+    async def scenario() -> None:
+        poll = BusyPoll(5.0)
+        poll.begin()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert poll._turning
+
+    asyncio.run(scenario())
+
+
+def test_only_calls_to_a_process_of_the_host_keep_it_awake(zmq_world: World) -> None:
+    def served(bus: Bus) -> None:
+        bus.serve(Number, lambda message, link: Number(message.value + 1))
+
+    async def scenario(world: World) -> None:
+        begun: list[str] = []
+        near, far, link = await world.pair(prepare=served)
+        for bus in (near, far):
+            bus.busy_poll.begin = lambda name=bus.identity.actor: begun.append(name)  # type: ignore[method-assign,misc]
+        await (await link.send_work(Number(1))).result(5)
+        assert begun == []
+        await link.call(Number(1), deadline_s=5)
+        assert sorted(begun) == ["controller-0", "rollout-0"]
+
+    zmq_world.run(scenario)
+
+
+def test_over_the_socket_alone_nobody_stays_awake(zmq_world: World) -> None:
+    async def scenario(world: World) -> None:
+        def served(bus: Any) -> None:
+            bus.serve(Number, lambda message, link: None)
+
+        near, _, link = await world.pair(prepare=served, limits=Limits(shared_bytes=0))
+        await link.call(Number(1), deadline_s=5)
+        assert not near.busy_poll._turning
+
+    zmq_world.run(scenario)

@@ -1,4 +1,4 @@
-"""Many schedules: `python -m tests.simulation --schedules 100000`. Seeds that fail are printed, `--seed N` replays one."""
+"""Many schedules: `python -m tests.simulation --schedules 100000`. Failing seeds are shown; `--seed N` replays one."""
 
 from __future__ import annotations
 

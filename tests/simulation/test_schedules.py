@@ -38,7 +38,8 @@ def test_schedules_are_not_all_quiet() -> None:
 REPLAY = """
 from tests.simulation.schedule import simulate
 world = simulate({})
-print(world.answered, world.events, world.lost, [(life, numbers) for (life, _), numbers in world.order.items()])
+print(world.answered, world.lost, *([(life, numbers) for (life, _), numbers in kept.items()]
+                                   for kept in (world.events, world.order)))
 print([transport.count for transport in world.transports])
 """
 

@@ -34,10 +34,13 @@ def command(
     listen: Annotated[str, typer.Option(
         metavar="tcp://HOST:PORT", help="Where actors of other shells and hosts can join; the same as "
         "--set bus.host=HOST --set bus.port=PORT.")] = "",
+    faults: Annotated[str, typer.Option(
+        metavar="FAULTS", help="A bad network on purpose, such as drop=0.01,dup=0.01,delay=50ms,partition=rollout:5s; "
+        "the same as --set bus.faults=FAULTS.")] = "",
 ) -> int:
     """Run a recipe: start its actors, show their progress, write report.html whatever becomes of it."""
     from cosmos_actor.cli.preflight import preflight
-    flags = [*(settings or ()), *_listen_flags(listen)]
+    flags = [*(settings or ()), *_listen_flags(listen), *([f'bus.faults="{faults}"'] if faults else [])]
     resolved, root = _to_resume(recipe, flags, run_dir) if resume else _fresh(recipe, flags, run_dir)
     for finding in preflight(resolved, root, resume=resume):
         if not finding.ok:
@@ -104,6 +107,7 @@ def _run(settings: RunSettings, directory: RunDirectory, *, inproc: bool, listen
     try:
         with progress:
             exit_code, reason = _launch(settings, directory, progress, inproc=inproc, listen=listen)
+            exit_code, reason = _check_ledger(directory, exit_code, reason)
     finally:
         report = _report(directory, reason, exit_code)
     typer.echo(reason if exit_code == 0 else f"error: {reason}", err=exit_code != 0)
@@ -124,6 +128,17 @@ def _launch(settings: RunSettings, directory: RunDirectory, progress: Progress, 
         log = directory.logs / INTERNAL_LOG
         log.write_text(traceback.format_exc(), encoding="utf-8")
         return 1, f"{type(error).__name__}: {error} (traceback in {_short(log)})"
+
+
+def _check_ledger(directory: RunDirectory, exit_code: int, reason: str) -> tuple[int, str]:
+    """A run whose ledger does not balance has lost or doubled work: it has failed, whatever it says itself."""
+    from cosmos_actor.cli.report import read_balance
+    from cosmos_actor.cli.status import ledger_line
+    balance = read_balance(directory)
+    if balance is None:
+        return exit_code, reason
+    typer.echo(ledger_line(balance), err=True)
+    return (exit_code, reason) if balance["balanced"] or exit_code else (1, ledger_line(balance))
 
 
 def _report(directory: RunDirectory, reason: str, exit_code: int) -> Path:

@@ -10,6 +10,7 @@ from cosmos_actor.actors.context import WeightSource
 from cosmos_actor.actors.messages import AskSettings
 from cosmos_actor.bus import Bus, Identity, KeyRing, Limits, MemoryNetwork, MemoryTransport, ZmqTransport
 from cosmos_actor.bus.bulk.settings import BulkSettings
+from cosmos_actor.bus.faults import Faults, FaultyTransport
 from cosmos_actor.recipes.mirror import as_dataclass
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.weight_plane.subscriber import WeightSubscriber
@@ -22,14 +23,22 @@ PATIENT_S = 1e9
 
 def make_bus(identity: Identity, keys: KeyRing, settings: RunSettings, *, resolve_bulk: bool = True) -> Bus:
     """The bus of one process. To be made and used on one event loop."""
-    return Bus(identity, ZmqTransport(), keys, limits=bus_limits(settings), resolve_bulk=resolve_bulk,
-               bulk=bulk_settings(settings))
+    return Bus(identity, faulty(ZmqTransport(), settings), keys, limits=bus_limits(settings),
+               resolve_bulk=resolve_bulk, bulk=bulk_settings(settings))
+
+
+def faulty(transport: Any, settings: RunSettings) -> Any:
+    """The transport, with the network that `bus.faults` asks for."""
+    faults = Faults.parse(settings.bus.faults, settings.run.seed)
+    return FaultyTransport(transport, faults) if settings.bus.faults else transport
 
 
 def inproc_bus(identity: Identity, network: MemoryNetwork, settings: RunSettings, *, resolve_bulk: bool = True) -> Bus:
     """The same over the in-memory transport."""
-    limits = replace(bus_limits(settings), lost_after_s=PATIENT_S, handshake_s=PATIENT_S)
-    return Bus(identity, MemoryTransport(network), None, limits=limits, resolve_bulk=resolve_bulk,
+    limits = bus_limits(settings)
+    if not settings.bus.faults:  # what they drop is only found by a deadline
+        limits = replace(limits, lost_after_s=PATIENT_S, handshake_s=PATIENT_S)
+    return Bus(identity, faulty(MemoryTransport(network), settings), None, limits=limits, resolve_bulk=resolve_bulk,
                bulk=bulk_settings(settings))
 
 

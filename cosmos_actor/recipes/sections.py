@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
 
 from cosmos_actor.actors.restart_policy import RestartLimits
 from cosmos_actor.actors.settings import Settings, setting
 from cosmos_actor.bus.bulk.settings import BulkSettings
+from cosmos_actor.bus.errors import BusError
+from cosmos_actor.bus.faults import Faults
 from cosmos_actor.bus.limits import Limits
 from cosmos_actor.recipes.mirror import as_dataclass, section_of_dataclass
 from cosmos_actor.roles.sampling import SamplingSettings
@@ -172,6 +174,18 @@ class _Listening(Settings):
                         "(CURVE keys are asked for everywhere)", resumable=True)
     port: Annotated[int, Field(ge=0, le=65535)] = setting(
         0, "port of the head; 0 = any free one, announced in the run directory", resumable=True)
+    faults: str = setting(
+        "", "a bad network on purpose: drop, dup, reorder and corrupt with a probability, delay with a time, "
+        "partition=ROLE:TIME@START, joined by commas; empty: none", resumable=True)
+
+    @field_validator("faults")
+    @classmethod
+    def _known_faults(cls, text: str) -> str:
+        try:
+            Faults.parse(text)
+        except BusError as error:
+            raise ValueError(str(error)) from error
+        return text
 
 
 BusSection = section_of_dataclass(Limits, "BusSection", base=_Listening)

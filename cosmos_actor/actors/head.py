@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cosmos_actor.actors.examined import serve_examination
 from cosmos_actor.actors.json_lines import JsonLinesWriter
 from cosmos_actor.actors.messages import (
     MEMBERSHIP_TOPIC,
@@ -61,6 +62,7 @@ class Head:
         bus.serve(Leaving, self._leaving)
         bus.serve(JobFinished, self._finished)
         bus.serve_state(STATUS_TOPIC, self._status)
+        serve_examination(bus, self._clock)
         bus.on_link_down(self._link_down)
         bus.admit_by(self._objection)
         self.address = await bus.start(listen)

@@ -108,6 +108,59 @@ class JobFinished:
     exit_code: int
 
 
+@schema("ask_time", version=1)
+@dataclass(frozen=True)
+class AskTime:
+    """What does your clock say?"""
+
+
+@schema("time_reply", version=1)
+@dataclass(frozen=True)
+class TimeReply:
+    """Seconds after 1970, as the asked process reads them."""
+
+    wall_s: float
+
+
+@schema("ask_links", version=1)
+@dataclass(frozen=True)
+class AskLinks:
+    """Whom are you linked with, and how is it?"""
+
+
+@schema("link_report", version=1)
+@dataclass(frozen=True)
+class LinkReport:
+    """One link as one of its ends sees it."""
+
+    actor: str
+    role: str
+    incarnation: str
+    up: bool
+    wires: int
+    """Wires used so far; each above one was a reconnection."""
+    silent_s: float
+    busy: str
+    """What for the peer asked to be left alone; empty: it did not."""
+    under_way: int
+    """Messages of the reporting end that the peer is not done with."""
+    credit_messages: int
+    credit_bytes: int
+    """Work that the peer would still take."""
+    lane: bool
+    """Messages may go past the socket: the two are processes of one host."""
+    lane_messages: int
+    ring_arrays: int
+
+
+@schema("links_report", version=1)
+@dataclass(frozen=True)
+class LinksReport:
+    """All links but the one over which it was asked."""
+
+    links: list[LinkReport]
+
+
 def plain(member: Member) -> dict[str, Any]:
     """A member as plain JSON, for status files."""
     return {name: getattr(member, name) for name in Member.__dataclass_fields__}

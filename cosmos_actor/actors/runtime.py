@@ -11,10 +11,14 @@ import inspect
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from cosmos_actor.actors.context import ActorClock, Context, WeightSource
+from cosmos_actor.actors.in_hand import SHOWN
+from cosmos_actor.actors.examined import serve_examination
 from cosmos_actor.actors.messages import (
     DIALLING,
     FAILED,
@@ -31,10 +35,17 @@ from cosmos_actor.actors.messages import (
 )
 from cosmos_actor.actors.role import Role
 from cosmos_actor.actors.worker import Worker
-from cosmos_actor.bus import Bus, BusError, Link
+from cosmos_actor.bus import Bus, BusError, Link, schema_key
+from cosmos_actor.bus.waits import held, under_way
 
 STATUS_PERIOD_S = 1.0
 """Period of an actor's status. Longer, and `status` shows a past that is over."""
+LOOK_S = 0.25
+"""How often the loop looks at what the worker does. Rarer, and a blocked handler is not found within 3 s."""
+BLOCKED_S = 2.5
+"""A computation without progress and without use of a CPU for so long is reported as blocked."""
+DECLARE_DEADLINE_S = 1.0
+"""How long a worker waits until its loop has told the peers of a pause; one that does not turn must not hold it."""
 HEAD_DEADLINE_S = 20.0
 """How long an actor tries to reach its head before it gives up and says so."""
 TURN_DEADLINE_S = 30.0
@@ -54,14 +65,19 @@ class ActorRuntime:
 
     def __init__(self, bus: Bus, build_role: Callable[[Context], Role], settings: Any, seed: int, *, worker: Worker,
                  clock: ActorClock, weights: WeightSource | None = None,
-                 joined: bool = False) -> None:
+                 joined: bool = False, blocked_s: float = BLOCKED_S) -> None:
         self.bus = bus
         self.state = DIALLING
         self.context = Context(bus.identity, settings, seed=seed, clock=clock, worker=worker, weights=weights,
-                               bulk_store=bus.bulk_store, emit=self._emit)
+                               bulk_store=bus.bulk_store, emit=self._emit, pauses_changed=self._pauses_changed)
         self.role = build_role(self.context)
         self.stopped = asyncio.Event()
         self.failure: BaseException | None = None
+        self.questions: Callable[[], list[dict[str, Any]]] = list
+        """What the controller has asked and not been answered, for `why`."""
+        self._blocked_s, self._blocked = blocked_s, False
+        self._loop: asyncio.AbstractEventLoop
+        self._loop_thread = 0
         self._worker = worker
         self._joined = joined
         self._ready = asyncio.Event()
@@ -73,6 +89,7 @@ class ActorRuntime:
 
     async def start(self, head_address: str, listen: str) -> Link:
         """Return the link to the head once it knows this actor. `begin` is to follow."""
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         address = await self.bus.start(listen)
         self._head = await self.bus.connect(head_address, role="supervisor", deadline_s=HEAD_DEADLINE_S)
         self.bus.on_link_down(self._link_down)
@@ -120,10 +137,12 @@ class ActorRuntime:
 
     def _serve(self) -> None:
         for message_type, method, concurrency in self.role.handlers():
-            self.bus.serve(message_type, self._guarded(method), concurrency=concurrency)
+            name = schema_key(message_type)[0]
+            self.bus.serve(message_type, self._guarded(method, name), concurrency=concurrency)
         for topic, method in self.role.followers():
-            self.bus.serve_state(topic, self._guarded(method))
+            self.bus.serve_state(topic, self._guarded(method, topic))
         self.bus.serve(StopActor, self._stop_asked)
+        serve_examination(self.bus, self.context.clock.wall)
         if self.role.setup_after:
             self.bus.serve_state(MEMBERSHIP_TOPIC, self._on_membership)
 
@@ -133,7 +152,7 @@ class ActorRuntime:
             if link.peer.role == "controller":
                 await link.emit(message)
 
-    def _guarded(self, method: Callable[..., Any]) -> Callable[[Any, Link], Any]:
+    def _guarded(self, method: Callable[..., Any], name: str) -> Callable[[Any, Link], Any]:
         """The role's method as a bus handler: waits for `setup`, runs plain methods in the worker."""
         label = getattr(method, "__name__", "work")
 
@@ -141,9 +160,10 @@ class ActorRuntime:
             await self._ready.wait()
             self._serving += 1
             try:
-                if inspect.iscoroutinefunction(method):
-                    return await method(message)
-                return await self.context.compute(label, method, message)
+                with self.context.in_hand.message(name, link.peer.actor):
+                    if inspect.iscoroutinefunction(method):
+                        return await method(message)
+                    return await self.context.compute(label, method, message)
             finally:
                 self._serving -= 1
 
@@ -163,9 +183,16 @@ class ActorRuntime:
         self._publish_status()
 
     async def _report(self) -> None:
+        """Every second, and at once when the worker blocks or goes on."""
+        said = float("-inf")
         while True:
-            self._publish_status()
-            await asyncio.sleep(STATUS_PERIOD_S)
+            in_hand, now = self.context.in_hand, time.monotonic()
+            in_hand.look(time.process_time() - time.thread_time())
+            blocked = in_hand.blocked_s() >= self._blocked_s
+            if blocked is not self._blocked or now - said >= STATUS_PERIOD_S:
+                self._blocked, said = blocked, now
+                self._publish_status()
+            await asyncio.sleep(LOOK_S)
 
     async def _wait_for_turn(self) -> None:
         """Until the role that `setup_after` names is ready; a slow one does not hold this one up for ever."""
@@ -180,10 +207,33 @@ class ActorRuntime:
             self._turn.set()
 
     def _publish_status(self) -> None:
-        held = self.role.weights_held() if self._ready.is_set() else ""
+        context = self.context
+        self.bus.progress = context.progress
         self._head.publish_state(topic=STATUS_TOPIC, message=ActorStatus(
-            state=self.state, progress=self.context.progress, busy_label=self.context.busy_label,
-            busy_seconds=self.context.busy_seconds, weights_held=held))
+            state=self.state, progress=context.progress, busy_label=context.busy_label,
+            busy_seconds=context.busy_seconds, weights_held=self.role.weights_held() if self._ready.is_set() else "",
+            statistics=self._facts()))
+
+    def _facts(self) -> dict[str, Any]:
+        """What it does and for whom it waits; `actors/wait_graph.py` reads it."""
+        facts = {**self.context.in_hand.facts(), "blocked": self._blocked, "holds": held(self.bus),
+                 "under_way": under_way(self.bus)[:SHOWN], "questions": self.questions()[:SHOWN]}
+        return {name: value for name, value in facts.items() if value}
+
+    def _pauses_changed(self) -> None:
+        """Tell the peers, from whichever thread; they know when this returns, unless the loop does not turn."""
+        if threading.get_ident() == self._loop_thread:
+            self._declare_pause(None)
+            return
+        told = threading.Event()
+        self._loop.call_soon_threadsafe(self._declare_pause, told)
+        told.wait(DECLARE_DEADLINE_S)
+
+    def _declare_pause(self, told: threading.Event | None) -> None:
+        self.bus.declare_busy(*self.context.in_hand.paused())
+        self._publish_status()
+        if told is not None:
+            told.set()
 
     async def _stop_asked(self, message: StopActor, link: Link) -> None:
         self.end()

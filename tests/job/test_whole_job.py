@@ -50,6 +50,21 @@ def test_arrays_by_reference_give_the_same_losses(run, uninterrupted):
     assert run.losses() == uninterrupted.losses()
 
 
+@pytest.mark.parametrize("faults", [
+    "drop=0.01,dup=0.01,delay=50ms,partition=rollout:5s@8s",
+    "drop=0.05,dup=0.05,reorder=0.05,corrupt=0.01,partition=policy:2s@9s",
+])
+def test_a_bad_network_changes_no_loss(run, uninterrupted, faults):
+    run.finish("--faults", faults)
+    assert run.losses() == uninterrupted.losses()
+    assert run.balance() == uninterrupted.balance()
+
+
+def test_a_bad_network_changes_no_loss_inproc(run, uninterrupted):
+    run.finish("--inproc", "--faults", "drop=0.02,dup=0.02,delay=5ms")
+    assert run.losses() == uninterrupted.losses() and run.balance()["balanced"]
+
+
 def test_samples_ahead_of_the_weights_survive_a_rewind(run):
     """Two rollouts, samples asked for two steps ahead, and a policy that dies in between."""
     process = run.start(sets=["run.max_staleness=2", "rollout.count=2", "rollout.chunk_prompts=2", "run.steps=20"])

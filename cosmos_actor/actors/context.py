@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 
+from cosmos_actor.actors.in_hand import InHand
 from cosmos_actor.actors.worker import Worker
 from cosmos_actor.bus.identity import Identity
 
@@ -45,6 +47,10 @@ async def _nowhere(message: Any) -> None:
     """Where events go for an actor without a controller."""
 
 
+def _unheard() -> None:
+    """Where pauses are declared by an actor without peers."""
+
+
 class Context:
     """What a role may know and do. Everything that could differ between two runs comes through here.
 
@@ -53,40 +59,72 @@ class Context:
     - random numbers: `context.rng(name)`, a stream per (run seed, actor, name);
     - weights: `context.weights.pull`.
 
-    `context.emit(message)` tells the controller something it did not ask for, as an ordered event.
+    `context.emit(message)` tells the controller something it did not ask for, as an ordered event. `context.tick()`,
+    `busy` and `waiting` say how it gets on, so that long is told apart from stuck.
     """
 
     def __init__(self, identity: Identity, settings: Any, *, seed: int, clock: ActorClock, worker: Worker,
                  weights: WeightSource | None = None, bulk_store: Any = None,
-                 emit: Callable[[Any], Awaitable[None]] = _nowhere) -> None:
+                 emit: Callable[[Any], Awaitable[None]] = _nowhere,
+                 pauses_changed: Callable[[], None] = _unheard) -> None:
         self.identity = identity
         self.settings = settings
         self.clock = clock
         self.weights = weights
         self.bulk_store = bulk_store
         self.emit = emit
-        self.progress = 0
-        self.busy_label = ""
+        self.in_hand = InHand(clock.monotonic)
         self.busy_seconds = 0.0
         self._seed = seed
         self._worker = worker
+        self._pauses_changed = pauses_changed
 
     def rng(self, name: str) -> np.random.Generator:
         """A fresh generator whose stream depends on the run's seed, this actor's name and `name` alone."""
         key = f"{self._seed}/{self.identity.actor}/{name}".encode()
         return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest()[:8], "little"))
 
+    @property
+    def progress(self) -> int:
+        """Messages handled, pieces of compute done, and ticks."""
+        return self.in_hand.progress
+
+    @property
+    def busy_label(self) -> str:
+        """What the worker computes now, or nothing."""
+        return self.in_hand.label
+
     async def compute(self, label: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run `function` in the worker and count it as progress and as busy time under `label`."""
         return await self._worker.run(self._timed, label, function, arguments)
 
-    def _timed(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        self.busy_label, begun = label, self.clock.monotonic()
+    def tick(self) -> None:
+        """A long computation got on; nothing else tells one from a loop without an end. From any thread, cheap."""
+        self.in_hand.tick()
+
+    @contextmanager
+    def busy(self, label: str, seconds: float) -> Iterator[None]:
+        """Be left alone for at most `seconds` (a compile, a checkpoint): nobody takes this actor for stuck or lost.
+
+        It may hold the interpreter lock meanwhile: its peers have been told before this returns.
+        """
         try:
-            return function(*arguments)
+            with self.in_hand.pause(label, seconds):
+                self._pauses_changed()
+                yield
+        finally:
+            self._pauses_changed()
+
+    def waiting(self, what: str, on: str) -> AbstractContextManager[None]:
+        """Name what the code inside waits for, and which actor or role is to bring it, for `cosmos-actor why`."""
+        return self.in_hand.waiting(what, on)
+
+    def _timed(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        begun = self.clock.monotonic()
+        try:
+            with self.in_hand.compute(label):
+                return function(*arguments)
         except SystemExit as error:  # it would end the actor, and the next one that takes the work, and so on
             raise AskedToExit(f"{label} called sys.exit({error.code!r})") from error
         finally:
-            self.busy_label = ""
             self.busy_seconds += self.clock.monotonic() - begun
-            self.progress += 1

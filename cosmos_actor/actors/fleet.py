@@ -10,6 +10,7 @@ its deadline, or (stateful roles) as StateLost. It is never silently gone.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -45,6 +46,16 @@ class _Seat:
     answered: int = 0
 
 
+@dataclass
+class _Question:
+    """One that is not answered; `at` is empty while it waits for a free member."""
+
+    what: str
+    role: str
+    since: float
+    at: str = ""
+
+
 class Fleet:
     """Gives questions to members of a role and follows the head's membership. Lives on the bus's loop."""
 
@@ -63,6 +74,8 @@ class Fleet:
         self._joined_callbacks: list[Callable[[Member, Link], None]] = []
         self.lost: StateLost | None = None
         self.redelivered: Counter[str] = Counter()
+        self._questions: dict[int, _Question] = {}
+        self._numbers = itertools.count()
         bus.serve_state(MEMBERSHIP_TOPIC, self._on_membership)
         bus.on_link_down(self._on_link_down)
 
@@ -70,9 +83,19 @@ class Fleet:
 
     async def submit(self, role: str, message: Any, *, deadline_s: float, what: str) -> Any:
         """The answer of one member of `role`. Raises DeadlineExceeded, RemoteError, StateLost or WorkLost."""
-        until = self._clock.monotonic() + deadline_s
+        number, question = next(self._numbers), _Question(what, role, self._clock.monotonic())
+        self._questions[number] = question
+        try:
+            return await self._submit(question, message, question.since + deadline_s)
+        finally:
+            del self._questions[number]
+
+    async def _submit(self, question: _Question, message: Any, until: float) -> Any:
+        role, what = question.role, question.what
         for _ in range(MAX_ATTEMPTS):
+            question.at = ""
             seat = await self._free_seat(role, until, what)
+            question.at = seat.member.actor
             try:
                 return await self._ask(seat, message, until)
             except PeerLost as error:
@@ -112,6 +135,13 @@ class Fleet:
         """What each present member of `role` has on its hands and has answered."""
         return {name: {"in_flight": seat.in_flight, "answered": seat.answered}
                 for name, seat in sorted(self._seats.items()) if seat.member.role == role}
+
+    def questions(self) -> list[dict[str, Any]]:
+        """What is asked and not answered, oldest first: what, role, at (the member that has it, or ""), for_s."""
+        now = self._clock.monotonic()
+        return [{"what": question.what, "role": question.role, "at": question.at,
+                 "for_s": round(now - question.since, 2)}
+                for question in sorted(self._questions.values(), key=lambda question: question.since)]
 
     def statistics(self) -> dict[str, Any]:
         roles = sorted({seat.member.role for seat in self._seats.values()})

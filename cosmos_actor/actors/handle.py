@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
 
 from cosmos_actor.actors.event_loop import new_event_loop
@@ -72,16 +73,21 @@ class Handle(Generic[Value]):
     """
 
     def __init__(self, driver: Driver, coroutine: Coroutine[Any, Any, Value], what: str, *, deadline_s: float,
-                 interrupted: Callable[[], None] = lambda: None) -> None:
+                 interrupted: Callable[[], None] = lambda: None,
+                 waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
         self._driver = driver
         self._future = driver.start(coroutine)
         self._interrupted = interrupted
+        self._waiting = waiting
         self._deadline_s = deadline_s
         self.what = what
 
     def resolve(self, timeout_s: float | None = None) -> Value:
         """Wait for the answer. Raises what the call raised, or DeadlineExceeded naming the call."""
-        left = self._deadline_s if timeout_s is None else timeout_s
+        with self._waiting(self.what):
+            return self._resolve(self._deadline_s if timeout_s is None else timeout_s)
+
+    def _resolve(self, left: float) -> Value:
         while not self._driver.wait(self._future, min(POLL_S, max(left, 0.0))):
             self._interrupted()
             left -= POLL_S

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cosmos_actor.actors.context import ActorClock, Context, WeightSource
-from cosmos_actor.actors.in_hand import SHOWN
 from cosmos_actor.actors.examined import serve_examination
+from cosmos_actor.actors.in_hand import SHOWN
 from cosmos_actor.actors.messages import (
     DIALLING,
     FAILED,

@@ -42,7 +42,7 @@ class Liveness:
 
     def lost(self, now: float) -> Optional[str]:
         """The reason for giving the peer up, or None."""
-        silent_s = now - max(self._heard, self._busy_until)
+        silent_s = self.unexcused_s(now)
         if silent_s < self._lost_after_s:
             return None
         pause = f" after its pause for {self.busy_label}" if self.busy_label else ""
@@ -57,6 +57,10 @@ class Liveness:
 
     def silent_s(self, now: float) -> float:
         return max(0.0, now - self._heard)
+
+    def unexcused_s(self, now: float) -> float:
+        """Silence that no declared pause covers."""
+        return max(0.0, now - max(self._heard, self._busy_until))
 
     def statistics(self, now: float) -> Dict[str, object]:
         busy_s = max(0.0, self._busy_until - now)

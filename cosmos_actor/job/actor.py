@@ -79,7 +79,7 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
     bus = make_bus(identity, keys, settings)
     runtime = ActorRuntime(bus, lambda context: build_role(identity.role, context), settings, settings.run.seed,
                            worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
-                           weights=weight_source(bus))
+                           weights=weight_source(bus), blocked_s=settings.supervisor.stuck_s)
     await runtime.start(head, listen)
     runtime.begin()
     _leave_on_signals(runtime, joined)

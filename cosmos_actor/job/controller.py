@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cosmos_actor.actors.context import ActorClock, Context, SystemClock
@@ -126,7 +127,10 @@ class ControllerProcess:
         bus = self._make_bus()
         job = make_job(bus, self._settings, self._driver, self._paths, self._clock)
         runtime = ActorRuntime(bus, build_controller, self._settings, self._settings.run.seed,
-                               worker=ThreadWorker("controller"), clock=self._clock)
+                               worker=ThreadWorker("controller"), clock=self._clock,
+                               blocked_s=self._settings.supervisor.stuck_s)
+        job.waiting = partial(runtime.context.waiting, on="")
+        runtime.questions = job.fleet.questions
         head = await runtime.start(head_address, listen)
         runtime.begin()
         self._driver.start(job.watch(runtime))

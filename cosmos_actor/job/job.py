@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from cosmos_actor.actors.context import ActorClock
@@ -54,6 +55,8 @@ class Job:
         self.stop_asked: list[str] = []
         """Not empty: finish the step in hand, save it, and end. The items say why."""
         self.dispatched_through = 0
+        self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
+        """Who notes what the recipe waits for."""
         self._stored: dict[int, Handle[Any]] = {}
         self._questions: set[asyncio.Task[Any]] = set()
         """What this life has asked and what is done with the answers; on the bus's loop."""
@@ -181,7 +184,7 @@ class Job:
 
     def handle(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Handle[Any]:
         return Handle(self.driver, self._counted(coroutine), what, deadline_s=self.settings.run.deadline_s,
-                      interrupted=self.check_interrupted)
+                      interrupted=self.check_interrupted, waiting=self.waiting)
 
     def call(
         self, role: str, message: Any, what: str, then: Callable[[Any], Any] = lambda answer: answer

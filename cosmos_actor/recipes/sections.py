@@ -219,6 +219,15 @@ class SupervisorSection(Settings):
         resumable=True)
     heartbeat_s: Annotated[float, Field(ge=3)] = setting(
         60.0, "an actor whose working loop gives no heartbeat for so long is killed", unit="s", resumable=True)
+    stuck_s: Annotated[float, Field(ge=1)] = setting(
+        2.5, "a process that is silent for so long, or a computation without progress and use of a CPU, is reported as "
+        "stuck; below 2 a loaded machine is", unit="s", resumable=True)
+    on_stuck: Literal["report", "kill"] = setting(
+        "report", "an actor that computes for heartbeat_s without progress and without having declared a pause is only "
+        "reported, or killed: for roles whose computations are short or say how they get on", resumable=True)
+    no_progress_s: PositiveFloat = setting(
+        120.0, "when no actor has got anything done for so long, the Python stacks of all are written into the run "
+        "directory, once", unit="s", resumable=True)
 
     def limits(self) -> RestartLimits:
         return as_dataclass(self, RestartLimits)

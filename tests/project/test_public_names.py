@@ -67,7 +67,7 @@ CALLED = {
 
 IMPLEMENTED = {
     "cosmos_actor.actors.role:Role": "close followers handlers name setup setup_after stateful weights_held",
-    "cosmos_actor.actors.context:Context": "compute rng",
+    "cosmos_actor.actors.context:Context": "busy busy_label compute progress rng tick waiting",
     "cosmos_actor.actors.handle:Handle": "cancel done resolve value",
     "cosmos_actor.roles.engine:RolloutEngine": "generate held load_weights statistics",
     "cosmos_actor.roles.task:Task": "answer problem reward",

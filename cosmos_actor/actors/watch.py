@@ -1,0 +1,147 @@
+"""Who is stuck, and whether the job as a whole is. Pure: what is seen of the actors and the time in, findings out.
+
+    silent    no heartbeat of the process: it is stopped, or something holds its interpreter lock
+    blocked   its loop turns, but what it computes makes no progress and uses no CPU
+    endless   what it computes makes no progress for `endless_s`; only a computation that ticks can be told from this
+
+Guarantees: an actor in a declared pause, or that is still being set up, is never stuck; each finding is given once
+until its actor gets on; only an endless or long blocked one is ever to be killed, and only where that is asked for.
+(That silence kills is the supervisor's `heartbeat_s`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SILENT, BLOCKED, ENDLESS = "silent", "blocked", "endless"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What is known of one life of an actor at one time. All times in seconds."""
+
+    actor: str
+    incarnation: str
+    ready: bool = True
+    progress: int = 0
+    silent_s: float = 0.0
+    # without any word, declared pauses left out
+    doing: str = ""
+    still_s: float = 0.0
+    # how long what it does has made no progress, declared pauses left out
+    blocked: bool = False
+    # its own loop says that this takes no CPU either
+    paused: bool = False
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """The actor is stuck in this way from now on; `reason` is one line without its name."""
+
+    actor: str
+    incarnation: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class GoesOn:
+    """It was stuck for `after_s`, as far as was seen."""
+
+    actor: str
+    incarnation: str
+    after_s: float
+
+
+@dataclass(frozen=True)
+class KillStuck:
+    """It is to be killed, for this reason."""
+
+    actor: str
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Nobody has got anything done for `for_s`."""
+
+    for_s: float
+
+
+Finding = Stuck | GoesOn | KillStuck | Standstill
+
+
+class Watch:
+    """See the module. `stuck` has the open finding of each stuck actor, by name."""
+
+    def __init__(self, now: float, *, stuck_s: float, endless_s: float, no_progress_s: float, kill: bool) -> None:
+        self.stuck: dict[str, Stuck] = {}
+        self._stuck_s, self._endless_s, self._no_progress_s, self._kill = stuck_s, endless_s, no_progress_s, kill
+        self._since: dict[str, float] = {}
+        self._condemned: set[str] = set()
+        self._progress: dict[str, int] = {}
+        self._moved_at = now
+        self._stands = False
+
+    def look(self, now: float, sights: Sequence[Sight]) -> list[Finding]:
+        """Everybody who is here, as they are now. Call it several times in `stuck_s`."""
+        self._forget_absent({sight.actor: sight.incarnation for sight in sights})
+        findings = [finding for sight in sights for finding in self._one(now, sight)]
+        return findings + self._all(now, sights)
+
+    def still_for_s(self, now: float) -> float:
+        """How long nobody has got anything done."""
+        return now - self._moved_at
+
+    def _one(self, now: float, sight: Sight) -> list[Finding]:
+        known, kind = self.stuck.get(sight.actor), self._kind(sight)
+        if kind is None:
+            return [] if known is None else [self._goes_on(now, sight)]
+        findings: list[Finding] = []
+        if known is None or known.kind != kind:
+            self._since.setdefault(sight.actor, now)
+            self.stuck[sight.actor] = Stuck(sight.actor, sight.incarnation, kind, self._reason(kind, sight))
+            findings.append(self.stuck[sight.actor])
+        hopeless = self._kill and kind != SILENT and sight.still_s >= self._endless_s
+        if hopeless and sight.incarnation not in self._condemned:
+            self._condemned.add(sight.incarnation)
+            findings.append(KillStuck(sight.actor, sight.incarnation, f"stuck: {self._reason(kind, sight)}"))
+        return findings
+
+    def _kind(self, sight: Sight) -> str | None:
+        if sight.paused or not sight.ready:
+            return None
+        if sight.silent_s >= self._stuck_s:
+            return SILENT
+        if sight.blocked:
+            return BLOCKED
+        return ENDLESS if sight.still_s >= self._endless_s else None
+
+    def _reason(self, kind: str, sight: Sight) -> str:
+        if kind == SILENT:
+            last = f", last seen in {sight.doing}" if sight.doing else ""
+            return f"no heartbeat for {sight.silent_s:.1f} s{last}"
+        if kind == BLOCKED:
+            return f"{sight.doing} makes no progress for {sight.still_s:.1f} s and uses no CPU: it waits for something"
+        return f"{sight.doing} makes no progress for {sight.still_s:.1f} s, though it uses a CPU"
+
+    def _goes_on(self, now: float, sight: Sight) -> GoesOn:
+        del self.stuck[sight.actor]
+        return GoesOn(sight.actor, sight.incarnation, now - self._since.pop(sight.actor))
+
+    def _forget_absent(self, present: dict[str, str]) -> None:
+        for actor, finding in list(self.stuck.items()):
+            if present.get(actor) != finding.incarnation:
+                del self.stuck[actor], self._since[actor]
+                self._condemned.discard(finding.incarnation)
+
+    def _all(self, now: float, sights: Sequence[Sight]) -> list[Finding]:
+        progress = {sight.incarnation: sight.progress for sight in sights}
+        if progress != self._progress or any(sight.paused for sight in sights):
+            self._progress, self._moved_at, self._stands = progress, now, False
+        if self._stands or now - self._moved_at < self._no_progress_s:
+            return []
+        self._stands = True
+        return [Standstill(now - self._moved_at)]

@@ -63,8 +63,7 @@ def skip_reason() -> str | None:
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Two fresh hosts, 10.77.x.1 and 10.77.x.2, loopback up on both."""
     _remove_of_dead_owners()
-    number = next(_numbers)
-    left, right = _host(number, "a", 1), _host(number, "b", 2)
+    left, right = _number_and_hosts("veth")
     try:
         _make(left, right)
         yield left, right
@@ -73,9 +72,12 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             _remove(host.name)
 
 
-def _host(number: int, letter: str, last: int) -> Host:
-    name = f"{PREFIX}-{os.getpid()}-{number}{letter}"
-    return Host(name, f"10.77.{number % 250}.{last}", f"veth-{letter}")
+def _number_and_hosts(kind: str) -> tuple[Host, Host]:
+    """Names that no other pair has; nothing is made."""
+    number = next(_numbers)
+    pid = os.getpid()
+    return (Host(f"{PREFIX}-{pid}-{number}a", f"10.77.{number % 250}.1", f"{kind}-a"),
+            Host(f"{PREFIX}-{pid}-{number}b", f"10.77.{number % 250}.2", f"{kind}-b"))
 
 
 def _make(left: Host, right: Host) -> None:

@@ -1,7 +1,7 @@
 """The near host's actor: sends numbers at a rate and prints what became of them. Facts come as JSON in argv[1].
 
-Lines out, one JSON each: {"linked": true}, {"done": N} at every hundredth, {"lost": reason, "after_s": seconds}, and at the
-end {"answered": N, "wires": N, "gaps": N, "longest_s": seconds}.
+Lines out, one JSON each: {"linked": true}, {"done": N} after each batch, {"lost": reason, "after_s": seconds}, and at
+the end {"answered": N, "wires": N, "gaps": N, "longest_s": seconds}.
 """
 
 from __future__ import annotations

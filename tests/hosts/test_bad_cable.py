@@ -1,4 +1,4 @@
-"""Two hosts and a bad cable: what is lost on the way is sent again, what is over is found in time, nothing is doubled."""
+"""Two hosts and a bad cable: what is lost on the way comes again, what is over is found in time, nothing is doubled."""
 
 from __future__ import annotations
 

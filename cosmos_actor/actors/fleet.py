@@ -4,7 +4,8 @@
                      ^------- member lost (stateless) --'  `-> StateLost (stateful)
 
 Invariant: a question is with at most one live member at a time, and it ends answered, failed by the role itself, past
-its deadline, or (stateful roles) as StateLost. It is never silently gone.
+its deadline, in quarantine because it kills its consumers, or (stateful roles) as StateLost. It is never silently gone:
+what nobody will answer is a dead letter.
 """
 
 from __future__ import annotations
@@ -12,13 +13,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 from cosmos_actor.actors.context import ActorClock
+from cosmos_actor.actors.dead_letters import DeadLetters, letter
 from cosmos_actor.actors.messages import MEMBERSHIP_TOPIC, Member, Membership
-from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Link, PeerLost
+from cosmos_actor.actors.poison import Suspects
+from cosmos_actor.bus import (
+    BulkGone,
+    Bus,
+    BusError,
+    DeadlineExceeded,
+    Link,
+    MessageTooLarge,
+    PeerLost,
+    RemoteError,
+    SchemaError,
+)
 
 DIAL_DEADLINE_S = 10.0
 """One attempt to dial an announced actor; they go on until the head says that it is gone."""
@@ -44,6 +57,8 @@ class _Seat:
     link: Link
     in_flight: int = 0
     answered: int = 0
+    on_trial: bool = False
+    """It has a suspect, so it gets nothing beside it."""
 
 
 @dataclass
@@ -54,12 +69,15 @@ class _Question:
     role: str
     since: float
     at: str = ""
+    work: Hashable = None
+    """What `Suspects` knows it by."""
 
 
 class Fleet:
     """Gives questions to members of a role and follows the head's membership. Lives on the bus's loop."""
 
-    def __init__(self, bus: Bus, *, stateful: frozenset[str], max_in_flight: int, clock: ActorClock) -> None:
+    def __init__(self, bus: Bus, *, stateful: frozenset[str], max_in_flight: int, clock: ActorClock,
+                 poison_deaths: int = MAX_ATTEMPTS, letters: DeadLetters | None = None) -> None:
         self._bus = bus
         self._stateful = stateful
         self._max_in_flight = max_in_flight
@@ -76,34 +94,80 @@ class Fleet:
         self.redelivered: Counter[str] = Counter()
         self._questions: dict[int, _Question] = {}
         self._numbers = itertools.count()
+        self._suspects = Suspects(poison_deaths)
+        self._trials: Counter[str] = Counter()
+        """Role -> suspects that wait for a member of their own."""
+        self._letters = letters
         bus.serve_state(MEMBERSHIP_TOPIC, self._on_membership)
         bus.on_link_down(self._on_link_down)
 
     # ---- questions
 
     async def submit(self, role: str, message: Any, *, deadline_s: float, what: str) -> Any:
-        """The answer of one member of `role`. Raises DeadlineExceeded, RemoteError, StateLost or WorkLost."""
+        """The answer of one member of `role`.
+
+        Raises DeadlineExceeded, RemoteError, StateLost, WorkLost, or Poison for what killed the members it was with.
+        """
         number, question = next(self._numbers), _Question(what, role, self._clock.monotonic())
+        question.work = (role, what) if role in self._stateful else number  # the former is asked again by the next life
         self._questions[number] = question
         try:
             return await self._submit(question, message, question.since + deadline_s)
+        except (DeadlineExceeded, MessageTooLarge, RemoteError, SchemaError, WorkLost) as error:
+            self._suspects.cleared(question.work)
+            self._note_dead(question, message, error)
+            raise
         finally:
             del self._questions[number]
 
     async def _submit(self, question: _Question, message: Any, until: float) -> Any:
-        role, what = question.role, question.what
+        role, what, work = question.role, question.what, question.work
         for _ in range(MAX_ATTEMPTS):
             question.at = ""
-            seat = await self._free_seat(role, until, what)
+            if self._suspects.guilty(work):
+                raise await self._poison(question, message)
+            seat = await self._seat_for(question, until)
             question.at = seat.member.actor
             try:
-                return await self._ask(seat, message, until)
+                answer = await self._ask(seat, message, until)
+                self._suspects.cleared(work)
+                return answer
             except PeerLost as error:
+                self._suspects.lost(work, seat.member.actor, seat.member.incarnation)
                 await self._member_lost(seat, str(error))
                 if role in self._stateful:
                     raise self.lost or self._state_lost(seat, str(error)) from error
                 self.redelivered[role] += 1
+            finally:
+                seat.on_trial = False
         raise WorkLost(f"{what} outlived {MAX_ATTEMPTS} members of {role}", setting=f"{role}.count")
+
+    async def _seat_for(self, question: _Question, until: float) -> _Seat:
+        """A suspect gets a member of its own, and goes before what is not suspected."""
+        if not self._suspects.suspected(question.work):
+            return await self._free_seat(question.role, until, question.what)
+        self._trials[question.role] += 1
+        try:
+            seat = await self._free_seat(question.role, until, question.what, alone=True)
+            seat.on_trial = True
+            return seat
+        finally:
+            self._trials[question.role] -= 1
+
+    async def _poison(self, question: _Question, message: Any) -> BusError:
+        victims = self._suspects.victims(question.work)
+        self._suspects.cleared(question.work)
+        if self._letters is None:
+            return WorkLost(f"{question.what} killed {len(victims)} members of {question.role}")
+        return await self._letters.quarantine(message, self._bus, role=question.role, what=question.what,
+                                              killed=victims)
+
+    def _note_dead(self, question: _Question, message: Any, error: BusError) -> None:
+        """Arrays that are gone with their holder make the job go back, which does the work again."""
+        if self._letters is None or (isinstance(error, RemoteError) and error.kind == BulkGone.__name__):
+            return
+        self._letters.add(letter(error, message, role=question.role, what=question.what,
+                                 present=len(self._usable(question.role))))
 
     async def wait_for_members(self, role: str, count: int, deadline_s: float) -> None:
         """Return when `count` members of `role` are ready. DeadlineExceeded names the role and how many are."""
@@ -137,11 +201,13 @@ class Fleet:
                 for name, seat in sorted(self._seats.items()) if seat.member.role == role}
 
     def questions(self) -> list[dict[str, Any]]:
-        """What is asked and not answered, oldest first: what, role, at (the member that has it, or ""), for_s."""
+        """What is asked and not answered: what, role, at (the member that has it, or ""), count, for_s (the oldest)."""
         now = self._clock.monotonic()
-        return [{"what": question.what, "role": question.role, "at": question.at,
-                 "for_s": round(now - question.since, 2)}
-                for question in sorted(self._questions.values(), key=lambda question: question.since)]
+        alike: dict[tuple[str, str, str], list[float]] = {}
+        for question in self._questions.values():
+            alike.setdefault((question.what, question.role, question.at), []).append(question.since)
+        return [{"what": what, "role": role, "at": at, "count": len(since), "for_s": round(now - min(since), 2)}
+                for (what, role, at), since in sorted(alike.items(), key=lambda entry: min(entry[1]))]
 
     def statistics(self) -> dict[str, Any]:
         roles = sorted({seat.member.role for seat in self._seats.values()})
@@ -167,20 +233,23 @@ class Fleet:
         newest = self._members.get(seated.actor, seated)
         return newest.incarnation == seated.incarnation and newest.ready and not newest.leaving
 
-    def _pick(self, role: str) -> _Seat | None:
-        free = [seat for seat in self._usable(role) if seat.in_flight < self._max_in_flight]
+    def _pick(self, role: str, alone: bool = False) -> _Seat | None:
+        if self._trials[role] and not alone:
+            return None
+        most = 0 if alone else self._max_in_flight - 1
+        free = [seat for seat in self._usable(role) if seat.in_flight <= most and not seat.on_trial]
         return min(free, key=lambda seat: (seat.in_flight, seat.answered, seat.member.actor), default=None)
 
-    async def _free_seat(self, role: str, until: float, what: str) -> _Seat:
+    async def _free_seat(self, role: str, until: float, what: str, *, alone: bool = False) -> _Seat:
         def ready() -> bool:
-            return self._refusal(role) is not None or self._pick(role) is not None
+            return self._refusal(role) is not None or self._pick(role, alone) is not None
 
         while True:
             await self._wait(ready, until, lambda: f"a free actor of role {role} for {what}", setting=f"{role}.count")
             refusal = self._refusal(role)
             if refusal is not None:
                 raise refusal
-            seat = self._pick(role)
+            seat = self._pick(role, alone)
             if seat is not None:
                 return seat  # else another question that waited took it, or it died, before this one woke
 
@@ -210,6 +279,8 @@ class Fleet:
         self._serial = membership.serial
         for actor, member in list(self._members.items()):
             if member.incarnation in membership.departed:
+                self._suspects.died(member.incarnation, membership.departed[member.incarnation],
+                                    supervised=not member.joined)
                 self._bus.forget(actor, member.incarnation, membership.departed[member.incarnation])
         self._members = {member.actor: member for member in membership.members}
         for member in membership.members:

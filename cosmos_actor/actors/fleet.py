@@ -118,6 +118,7 @@ class Fleet:
             self._note_dead(question, message, error)
             raise
         finally:
+            self._suspects.cleared(number)
             del self._questions[number]
 
     async def _submit(self, question: _Question, message: Any, until: float) -> Any:
@@ -138,8 +139,6 @@ class Fleet:
                 if role in self._stateful:
                     raise self.lost or self._state_lost(seat, str(error)) from error
                 self.redelivered[role] += 1
-            finally:
-                seat.on_trial = False
         raise WorkLost(f"{what} outlived {MAX_ATTEMPTS} members of {role}", setting=f"{role}.count")
 
     async def _seat_for(self, question: _Question, until: float) -> _Seat:
@@ -153,6 +152,7 @@ class Fleet:
             return seat
         finally:
             self._trials[question.role] -= 1
+            self._spawn(self._notify())
 
     async def _poison(self, question: _Question, message: Any) -> BusError:
         victims = self._suspects.victims(question.work)
@@ -224,6 +224,7 @@ class Fleet:
             return answer
         finally:
             seat.in_flight -= 1
+            seat.on_trial = False
             await self._notify()
 
     def _usable(self, role: str) -> list[_Seat]:

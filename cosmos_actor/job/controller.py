@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 from cosmos_actor.actors.context import ActorClock, Context, SystemClock
+from cosmos_actor.actors.disk import refusal
+from cosmos_actor.actors.dead_letters import DeadLetters
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.fleet import Fleet, StateLost
 from cosmos_actor.actors.handle import Driver, ThreadDriver
@@ -25,13 +27,14 @@ from cosmos_actor.job.job import Job, StopAsked
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.roles import CONTROLLER, STATEFUL
 from cosmos_actor.recipes.settings import RunSettings
+from cosmos_actor.trainer.checkpoint import CheckpointError
 
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 MAX_IN_FLIGHT = 2
 """Questions that one member holds at a time: one it computes and one that waits, so that it never idles in between."""
 MOST_REWINDS = 10
 """Rewinds in a row that bring the job no step further. A fault that every life meets must end the job, not spin it."""
-MISTAKES = frozenset(kind.__name__ for kind in (UserError, *UserError.__subclasses__()))
+MISTAKES = frozenset(kind.__name__ for kind in (UserError, CheckpointError, *UserError.__subclasses__()))
 """What a role raises for something that a person can put right, by the name under which it comes over the bus."""
 LAST_WORD_DEADLINE_S = 5.0
 DRAIN_SIGNAL = signal.SIGUSR1
@@ -46,7 +49,8 @@ class ControllerRole(Role):
 
 def make_job(bus: Bus, settings: RunSettings, driver: Driver, paths: RunPaths, clock: ActorClock) -> Job:
     """The job over `bus`. To be made on the bus's loop, before the bus is connected."""
-    fleet = Fleet(bus, stateful=STATEFUL, max_in_flight=MAX_IN_FLIGHT, clock=clock)
+    fleet = Fleet(bus, stateful=STATEFUL, max_in_flight=MAX_IN_FLIGHT, clock=clock,
+                  poison_deaths=settings.supervisor.poison_deaths, letters=DeadLetters(paths, clock.wall))
     return Job(settings, bus=bus, fleet=fleet, driver=driver, clock=clock, paths=paths, ledger=Ledger(paths.ledger),
                journal=Journal(paths.metrics, clock))
 
@@ -74,6 +78,11 @@ def run_recipe(job: Job, on_rewind: Callable[[str], None]) -> JobFinished:
         return JobFinished(STOPPED, f"stopped after step {job.step} of {job.last_step}: {stop}", 0)
     except UserError as mistake:
         return JobFinished(FAILED, str(mistake), 2)
+    except OSError as error:
+        refused = refusal(error)
+        if refused is None:
+            raise
+        return JobFinished(FAILED, str(refused), 2)
     except RemoteError as failure:
         if failure.kind not in MISTAKES:
             raise

@@ -214,6 +214,9 @@ class SupervisorSection(Settings):
         120.0, "an actor that has not said it is ready by then is killed and counted as failed", unit="s",
         resumable=True)
     shutdown_s: PositiveFloat = setting(5.0, "time between SIGTERM and SIGKILL of one actor", unit="s", resumable=True)
+    poison_deaths: Annotated[int, Field(ge=2)] = setting(
+        2, "a message that so many processes died of goes into quarantine with its payload; above 2 for runs whose "
+        "processes are killed from outside all the time", unit="deaths", resumable=True)
     drain_s: PositiveFloat = setting(
         60.0, "a job that is asked to stop may take so long to finish and save the step in hand", unit="s",
         resumable=True)

@@ -50,11 +50,12 @@ class BrokenRole(EchoRole):
 class SmallCluster:
     """Everything is closed by `close`, which also stops actors that were crashed."""
 
-    def __init__(self, *, stateful: frozenset[str] = frozenset(), max_in_flight: int = 2) -> None:
+    def __init__(self, *, stateful: frozenset[str] = frozenset(), max_in_flight: int = 2, **fleet: Any) -> None:
         self.network = MemoryNetwork()
         self.head = Head(self._bus("supervisor", "supervisor-0"), {"run": {"seed": 7}}, 7)
         self.bus = self._bus("controller", "controller-0")
-        self.fleet = Fleet(self.bus, stateful=stateful, max_in_flight=max_in_flight, clock=SystemClock())
+        self.fleet = Fleet(self.bus, stateful=stateful, max_in_flight=max_in_flight, clock=SystemClock(),
+                           **fleet)
         self.actors: dict[str, ActorRuntime] = {}
         self.settings: Any = None
         """What the roles of actors that are added from now on see."""

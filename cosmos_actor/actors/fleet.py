@@ -176,8 +176,13 @@ class Fleet:
         def enough() -> bool:
             return len(self._usable(role)) >= count
 
-        await self._wait(enough, until, lambda: f"{count} actors of role {role} (present: {len(self._usable(role))})",
-                         setting=f"{role}.min_actors")
+        number = next(self._numbers)
+        self._questions[number] = _Question(f"{count} ready actors of role {role}", role, self._clock.monotonic())
+        try:
+            await self._wait(enough, until, lambda: f"{count} actors of role {role} (present: "
+                             f"{len(self._usable(role))})", setting=f"{role}.min_actors")
+        finally:
+            del self._questions[number]
 
     def close(self) -> None:
         """Dial nobody any more; for the end of the job, before its bus is closed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_actor.actors.examined import serve_examination
-from cosmos_actor.actors.json_lines import JsonLinesWriter
+from cosmos_actor.actors.json_lines import ForgivingWriter
 from cosmos_actor.actors.messages import (
     MEMBERSHIP_TOPIC,
     READY,
@@ -42,7 +42,7 @@ class Head:
     `on_finished(message)` tell whoever owns the processes."""
 
     def __init__(self, bus: Bus, settings: Mapping[str, Any], seed: int, *, status_path: Path | None = None,
-                 events: JsonLinesWriter | None = None, clock: Callable[[], float] = lambda: 0.0,
+                 events: ForgivingWriter | None = None, clock: Callable[[], float] = lambda: 0.0,
                  on_ready: Callable[[str, str], None] = lambda actor, incarnation: None,
                  on_status: Callable[[str, str, ActorStatus], None] = lambda actor, incarnation, status: None,
                  on_finished: Callable[[JobFinished], None] = lambda message: None) -> None:

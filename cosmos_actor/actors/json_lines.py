@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from cosmos_actor.actors.disk import named
+from cosmos_actor.actors.errors import UserError
 
 BLOCK_BYTES = 64 * 1024
 
@@ -19,7 +22,8 @@ BLOCK_BYTES = 64 * 1024
 class JsonLinesWriter:
     """Appends objects to one file. After `append` returned, every reader on this host sees the whole line.
 
-    Several processes may append to one file; each line stays whole.
+    A line that the file system refuses is an OSError with the file's name, and nothing of it stays. Several processes
+    may append to one file; each line stays whole.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +36,11 @@ class JsonLinesWriter:
         """Write one line. NaN and infinities become null, numpy scalars numbers; another type raises TypeError."""
         assert self._fd is not None, f"{self.path} is closed"
         line = json.dumps(_finite(record), default=_plain, allow_nan=False, ensure_ascii=False) + "\n"
-        _write_all(self._fd, line.encode())
+        try:
+            _write_all(self._fd, line.encode())
+        except OSError as error:  # a full disk may have taken the beginning of the line
+            _cut_torn_tail(self._fd)
+            raise named(error, self.path) from error
         self._lines += 1
 
     def close(self) -> None:
@@ -44,15 +52,41 @@ class JsonLinesWriter:
         return {"lines_appended": self._lines, "repaired_bytes": self.repaired_bytes}
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+class ForgivingWriter:
+    """Appends lines that are only told, not needed: what the file system refuses is counted, never raised.
+
+    `on_trouble` hears of the first loss, and of the first after lines could be written again.
+    """
+
+    def __init__(self, writer: JsonLinesWriter, on_trouble: Callable[[str], None]) -> None:
+        self._writer, self._on_trouble = writer, on_trouble
+        self._well = True
+        self.lost = 0
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        try:
+            self._writer.append(record)
+            self._well = True
+        except OSError as error:
+            self.lost += 1
+            if self._well:
+                self._on_trouble(f"{self._writer.path} can not be written: {error.strerror}")
+            self._well = False
+
+
+class DamagedLine(UserError):
+    """A whole line that is no JSON object; says where."""
+
+
+def read_json_lines(path: Path, *, skip_damaged: bool = False) -> list[dict[str, Any]]:
     """All whole lines of a file, also while it is written to; an absent file has none."""
-    return follow_json_lines(path, 0)[0]
+    return follow_json_lines(path, 0, skip_damaged=skip_damaged)[0]
 
 
-def follow_json_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+def follow_json_lines(path: Path, offset: int, *, skip_damaged: bool = False) -> tuple[list[dict[str, Any]], int]:
     """The whole lines from `offset` on, and the offset to go on from.
 
-    A file that became shorter is read from its start.
+    A file that became shorter is read from its start. Raises DamagedLine, unless damaged lines are to be skipped.
     """
     try:
         with open(path, "rb") as file:
@@ -64,30 +98,48 @@ def follow_json_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], in
         return [], 0
     if not whole:
         return [], offset
-    return [json.loads(line) for line in whole.split(b"\n") if line.strip()], offset + len(whole) + 1
+    return list(_records(whole, path, skip_damaged)), offset + len(whole) + 1
+
+
+def _records(whole: bytes, path: Path, skip_damaged: bool) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(whole.split(b"\n"), start=1):
+        if line.strip():
+            try:
+                yield _record(line, path, number)
+            except DamagedLine:
+                if not skip_damaged:
+                    raise
+
+
+def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise DamagedLine(f"{path} is damaged: line {number} is no JSON object; take it out, then go on",
+                          setting="run.run_dir")
+    return record
 
 
 def truncate_after_step(path: Path, step: int) -> int:
     """Cut the file from the first line whose `step` is greater than `step` on; the number of lines that went.
 
-    In place, so that a writer that has the file open goes on after the cut. An absent file loses nothing.
+    In place, so that a writer that has the file open goes on after the cut. An absent file loses nothing. Raises
+    DamagedLine, and then nothing has changed.
     """
     if not path.exists():
         return 0
     with open(path, "r+b") as file:
         _cut_torn_tail(file.fileno())
         kept_bytes, dropped = 0, 0
-        for line in file:
-            if dropped or _step_of(line) > step:
+        for number, line in enumerate(file, start=1):
+            if dropped or (line.strip() and _record(line, path, number).get("step", -math.inf) > step):
                 dropped += 1
             else:
                 kept_bytes += len(line)
         file.truncate(kept_bytes)
     return dropped
-
-
-def _step_of(line: bytes) -> float:
-    return json.loads(line).get("step", -math.inf) if line.strip() else -math.inf
 
 
 def _write_all(fd: int, data: bytes) -> None:

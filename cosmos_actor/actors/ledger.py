@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cosmos_actor.actors.errors import UserError
+
 Key = tuple[str, int]
 """(trajectory id, attempt)"""
 
@@ -49,6 +51,14 @@ PRAGMA user_version = {FORMAT};
 
 class LedgerError(Exception):
     """The ledger refuses: what was asked contradicts what is written."""
+
+
+class LedgerUnusable(UserError, LedgerError):
+    """The file: it is damaged, or the file system does not let it be written. Nothing of the call has changed it."""
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        super().__init__(f"{path} can not be used: {error}; put right what it names, or start a new run",
+                         setting="run.run_dir")
 
 
 class UnknownTrajectory(LedgerError):
@@ -89,7 +99,10 @@ class TrainedTwice(LedgerError):
 
 
 class Ledger:
-    """One sqlite file. One process writes it; any number may read it meanwhile. Usable from several threads."""
+    """One sqlite file. One process writes it; any number may read it meanwhile. Usable from several threads.
+
+    Every method raises LedgerUnusable for a damaged file, or one that can not be written.
+    """
 
     def __init__(self, path: str | Path, *, read_only: bool = False, clock: Callable[[], float] = time.time) -> None:
         """Opens the file, or makes it. Raises LedgerError for a file that is none, or is missing when only read."""
@@ -148,14 +161,14 @@ class Ledger:
 
     def buffered_keys(self) -> list[Key]:
         """What is buffered now, in the order of the keys: what a checkpoint keeps for `roll_back`."""
-        with self._lock:
+        with self._reading():
             found = self._database.execute("SELECT id, attempt FROM trajectories WHERE status = 'buffered'")
             return [(row[0], row[1]) for row in found]
 
     def history(self, trajectory_id: str) -> list[dict[str, Any]]:
         """The rows of one id, one an attempt, oldest first."""
         query = "SELECT * FROM trajectories WHERE id = ? ORDER BY attempt"
-        with self._lock:
+        with self._reading():
             cursor = self._database.execute(query, (trajectory_id,))
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
@@ -165,7 +178,7 @@ class Ledger:
 
         `dispatched` is counted as rows are made, the others are counted from the rows: balanced says that they agree.
         """
-        with self._lock:
+        with self._reading():
             counts = self._database.execute(
                 "SELECT status, reason, COUNT(*) FROM trajectories GROUP BY status, reason"
                 " UNION ALL SELECT 'counter', NULL, value FROM counters WHERE name = 'dispatched'"
@@ -196,14 +209,23 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._reading():
             self._begin()
             try:
                 yield self._database
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # sqlite itself has ended it where the disk was full
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except sqlite3.DatabaseError as error:
+                raise LedgerUnusable(self.path, error) from error
 
     def _begin(self) -> None:
         if self._read_only:
@@ -264,13 +286,16 @@ class Ledger:
 def _open(path: Path, read_only: bool) -> sqlite3.Connection:
     if read_only and not path.exists():
         raise LedgerError(f"no ledger at {path}")
-    database = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
-        uri=True,
-        timeout=BUSY_TIMEOUT_S,
-        isolation_level=None,
-        check_same_thread=False,
-    )
+    try:
+        database = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+            uri=True,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+    except sqlite3.DatabaseError as error:
+        raise LedgerUnusable(path, error) from error
     try:
         _prepare(database, path, read_only)
     except BaseException:
@@ -287,8 +312,11 @@ def _prepare(database: sqlite3.Connection, path: Path, read_only: bool) -> None:
             database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
             version = FORMAT
         database.execute("PRAGMA synchronous = NORMAL")
+        damage = "ok" if read_only else database.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
-        raise LedgerError(f"{path} can not be opened as a ledger: {error}") from error
+        raise LedgerUnusable(path, error) from error
+    if damage != "ok":
+        raise LedgerUnusable(path, sqlite3.DatabaseError(f"it is damaged: {damage}"))
     if version == 0:
         raise LedgerError(f"{path} is not a ledger yet")
     if version != FORMAT:

@@ -16,12 +16,13 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from cosmos_actor import death
 from cosmos_actor.actors.configuration_difference import differing_keys
+from cosmos_actor.actors.disk import named
 from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryMismatch, RunDirectoryUnusable
 from cosmos_actor.actors.json_lines import JsonLinesWriter
 
@@ -61,6 +62,10 @@ class RunPaths:
 
     def log(self, actor: str, incarnation: str) -> Path:
         return self.logs / actor / f"{incarnation}.log"
+
+    def stacks(self, actor: str, incarnation: str) -> Path:
+        """Where a life that is stuck leaves its Python stacks."""
+        return self.logs / actor / f"{incarnation}.stacks.txt"
 
     def logs_of(self, actor: str) -> list[Path]:
         """The logs of an actor's lives, oldest first."""
@@ -168,14 +173,18 @@ class RunDirectory(RunPaths):
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file: whoever reads it, and whatever kills the writer, sees the old text or the new one."""
+    """Replace a file: whoever reads it, and whatever kills the writer, sees the old text or the new one.
+
+    What the file system refuses is an OSError with the file's name.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text)
         os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise named(error, path) from error
 
 
 def _age(log: Path) -> tuple[int, int]:

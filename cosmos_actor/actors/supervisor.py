@@ -31,6 +31,7 @@ from cosmos_actor.actors.decisions import (
 )
 from cosmos_actor.actors.errors import JobFailed, NotFound
 from cosmos_actor.actors.exit_reason import ExitReason, could_not_start
+from cosmos_actor.actors.json_lines import ForgivingWriter
 from cosmos_actor.actors.keeper_process import KeeperProcess
 from cosmos_actor.actors.restart_policy import RestartLimits, Strategy
 from cosmos_actor.actors.run_directory import RunDirectory
@@ -60,16 +61,18 @@ class Life:
 class Supervisor:
     """Owns the children of a job. Guarantee: when `stop` or `wait` returned, no process of the job is left.
 
-    Usable on one loop, by one task at a time. Leaving it as a context manager stops everything.
+    Usable on one loop, by one task at a time. Leaving it as a context manager stops everything. Events that the file
+    system refuses are lost from events.jsonl, not from `on_event`; `on_trouble` hears of it.
     """
 
     def __init__(self, specs: Sequence[ChildSpec], *, run_directory: RunDirectory,
                  strategy: Strategy = Strategy.ONE_FOR_ONE, limits: RestartLimits | None = None,
                  clock: Callable[[], float] = time.monotonic,
-                 on_event: Callable[[Event], None] = lambda event: None) -> None:
+                 on_event: Callable[[Event], None] = lambda event: None,
+                 on_trouble: Callable[[str], None] = lambda text: None) -> None:
         self._core = Supervision(specs, strategy=strategy, limits=limits)
         self._run_directory = run_directory
-        self._log = run_directory.writer(run_directory.events)
+        self._log = ForgivingWriter(run_directory.writer(run_directory.events), on_trouble)
         self._clock = clock
         self._on_event = on_event
         self._lives: dict[str, Life] = {}

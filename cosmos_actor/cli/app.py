@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import typer
 
+from cosmos_actor.actors.disk import REFUSALS
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.cli import check, logs, start, status, stop, up, version
 
@@ -23,10 +23,6 @@ for command in (up, start, check, status, stop, logs, version):
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """click's base of usage errors; newer releases of typer bring their own copy of click."""
-
-
-FILE_SYSTEM_REFUSALS = frozenset({
-    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EIO})
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +47,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _of_the_file_system(error: Exception) -> bool:
     """Whether a person can put it right: no space, no right to write, a read-only or failing disk."""
-    return isinstance(error, OSError) and error.errno in FILE_SYSTEM_REFUSALS
+    return isinstance(error, OSError) and error.errno in REFUSALS
 
 
 def _from_the_bus(error: Exception) -> bool:

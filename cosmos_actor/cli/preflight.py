@@ -5,6 +5,7 @@ Each check returns what it found to be right, or raises a UserError.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import shutil
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryMismatch, RunDirectoryUnusable, UserError
@@ -76,7 +78,7 @@ def model(settings: RunSettings) -> str:
 
 def task(settings: RunSettings) -> str:
     name = settings.data.task
-    _need_module(name.partition(":")[0] if ":" in name else f"cosmos_actor.tasks.{name}", "data.task")
+    _need_object(name if ":" in name else f"cosmos_actor.tasks.{name}", "data.task")
     if name == "reasoning_gym":
         _need_module("reasoning_gym", "data.task")
     return name
@@ -84,17 +86,64 @@ def task(settings: RunSettings) -> str:
 
 def loop(settings: RunSettings) -> str:
     name = settings.run.loop
-    _need_module(name.partition(":")[0] if ":" in name else f"cosmos_actor.recipes.{name}", "run.loop")
+    _need_object(name if ":" in name else f"cosmos_actor.recipes.{name}", "run.loop")
     return name
 
 
-def _need_module(name: str, setting: str) -> None:
+def _need_object(path: str, setting: str) -> None:
+    """That there is a module, and that its source has the name after the colon, if there is one."""
+    module_name, _, name = path.partition(":")
+    spec = _need_module(module_name, setting)
+    if name and not _may_define(spec, name):
+        raise NotFound(f"{module_name} has no `{name}`", setting=setting)
+
+
+def _need_module(name: str, setting: str) -> ModuleSpec:
     try:
-        found = importlib.util.find_spec(name) is not None
+        found = importlib.util.find_spec(name)
     except ImportError:
-        found = False
-    if not found:
+        found = None
+    except Exception as error:  # whatever the packages around a person's own module raise: they are imported for it
+        raise NotFound(f"{name} can not be loaded: {error!r}", setting=setting) from error
+    if found is None:
         raise NotFound(f"there is no module {name}", setting=setting)
+    return found
+
+
+def _may_define(spec: ModuleSpec, name: str, seen: frozenset[str] = frozenset()) -> bool:
+    """Whether the module's source has the name where a definition of it would. Nothing is imported: it may be torch.
+
+    A source that can not be read has the benefit of the doubt.
+    """
+    if spec.name in sys.modules:
+        return hasattr(sys.modules[spec.name], name)
+    try:
+        tree = ast.parse(Path(str(spec.origin)).read_bytes())
+    except (OSError, ValueError, SyntaxError):
+        return True
+    nodes = list(ast.walk(tree))
+    sources = [source for source in _taken_whole(nodes, spec) if source.name not in seen]
+    return any(_defines(node, name) for node in nodes) or any(
+        _may_define(source, name, seen | {spec.name}) for source in sources)
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return node.name in (name, "__getattr__")
+        case ast.Name(ctx=ast.Store()):
+            return node.id == name
+        case ast.alias():
+            return (node.asname or node.name.partition(".")[0]) == name
+        case _:
+            return False
+
+
+def _taken_whole(nodes: list[ast.AST], spec: ModuleSpec) -> list[ModuleSpec]:
+    """The modules of `from … import *`."""
+    names = [importlib.util.resolve_name("." * node.level + (node.module or ""), spec.parent) for node in nodes
+             if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+    return [found for name in names if name != spec.name and (found := importlib.util.find_spec(name)) is not None]
 
 
 def libraries(settings: RunSettings) -> str:

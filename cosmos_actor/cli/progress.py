@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cosmos_actor.actors.json_lines import follow_json_lines
+from cosmos_actor.actors.json_lines import DamagedLine, follow_json_lines
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.cli.run_view import Record, RunView, compact, duration, number
 
@@ -33,13 +33,18 @@ class Follower:
 
     def follow(self) -> tuple[list[Record], list[str]]:
         """Read what is new: (steps, lines about actors)."""
-        try:
-            steps, self._metrics_offset = follow_json_lines(self._paths.metrics, self._metrics_offset)
-        except ValueError:  # the file was cut back and grew again between two looks, so the offset is inside a line
-            self._metrics_offset, self.view.steps, steps = 0, [], []
-        events, self._events_offset = follow_json_lines(self._paths.events, self._events_offset)
+        steps, self._metrics_offset = self._metrics()
+        events, self._events_offset = follow_json_lines(self._paths.events, self._events_offset, skip_damaged=True)
         self.view.add_metrics(steps)
         return list(steps), self.view.add_events(events)
+
+    def _metrics(self) -> tuple[list[Record], int]:
+        """A file that was cut back and grew again between two looks has the offset inside a line: it is read anew."""
+        try:
+            return follow_json_lines(self._paths.metrics, self._metrics_offset)
+        except DamagedLine:
+            self.view.steps = []
+            return follow_json_lines(self._paths.metrics, 0, skip_damaged=True)
 
 
 class Progress:
@@ -65,6 +70,7 @@ class Progress:
         self._print(Text(text, style="yellow" if self._live_wanted else ""))
 
     def __enter__(self) -> Progress:
+        self._take_as_seen()
         if self._live_wanted:
             self._live = Live(self._panel(), console=self._console, refresh_per_second=4, transient=False)
             self._live.start()
@@ -77,6 +83,10 @@ class Progress:
         self._look()
         if self._live is not None:
             self._live.stop()
+
+    def _take_as_seen(self) -> None:
+        """What a resumed run has written before is known, and not news."""
+        self._printed.update(map(_key, self._follower.follow()[0]))
 
     def _run(self) -> None:
         while not self._over.wait(POLL_S):
@@ -94,9 +104,8 @@ class Progress:
     def _print_new(self, records: list[Record]) -> None:
         """A file that was cut back is read from its start again: what was printed before is not printed twice."""
         for record in records:
-            key = (record.get("step"), record.get("phase"), record.get("time"))
-            if key not in self._printed:
-                self._printed.add(key)
+            if _key(record) not in self._printed:
+                self._printed.add(_key(record))
                 self._print(Text(plain_line(record, self.view, self._last_step)))
 
     def _print(self, text: Text) -> None:
@@ -105,6 +114,11 @@ class Progress:
 
     def _panel(self) -> RenderableType:
         return panel(self.view, self._title, self._last_step)
+
+
+def _key(record: Record) -> tuple[object, ...]:
+    """Equal only for one and the same line: a step that is done again ends at another time."""
+    return record.get("step"), record.get("phase"), record.get("time")
 
 
 def plain_line(record: Record, view: RunView, last_step: int) -> str:

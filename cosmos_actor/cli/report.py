@@ -39,8 +39,8 @@ def write_report(run_directory: Path, *, outcome: str = "", ok: bool | None = No
     """Read the run directory and write its `report.html`, whole. Returns the path."""
     paths = RunPaths(run_directory)
     view = RunView()
-    view.add_metrics(read_json_lines(paths.metrics))
-    view.add_events(read_json_lines(paths.events))
+    view.add_metrics(read_json_lines(paths.metrics, skip_damaged=True))
+    view.add_events(read_json_lines(paths.events, skip_damaged=True))
     settings, digest = _settings(run_directory)
     write_whole(paths.report, report_page(ReportInput(
         name=str(settings.get("run.name") or paths.root.name), view=view, outcome=outcome, ok=ok,

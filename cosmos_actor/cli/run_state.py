@@ -22,8 +22,8 @@ START_TOLERANCE_S = 5.0
 
 def read_run(paths: RunPaths) -> RunView:
     view = RunView()
-    view.add_metrics(read_json_lines(paths.metrics))
-    view.add_events(read_json_lines(paths.events))
+    view.add_metrics(read_json_lines(paths.metrics, skip_damaged=True))
+    view.add_events(read_json_lines(paths.events, skip_damaged=True))
     return view
 
 

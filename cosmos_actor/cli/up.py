@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cosmos_actor.actors.disk import refusal
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.cli.arguments import SetOption
 
@@ -45,6 +46,8 @@ def command(
     for finding in preflight(resolved, root, resume=resume):
         if not finding.ok:
             raise UserError(finding.line)
+    if resume:
+        _tell_what_is_lost(resolved, root)
     with _open(resolved, root, resume=resume) as directory:
         return _run(resolved, directory, inproc=inproc or resolved.run.grouping == "single", listen=listen or None)
 
@@ -81,6 +84,14 @@ def _to_resume(recipe: str, flags: list[str], run_dir: str) -> tuple[RunSettings
     return resolved, paths.root
 
 
+def _tell_what_is_lost(settings: RunSettings, root: Path | None) -> None:
+    from cosmos_actor.actors.run_directory import RunPaths
+    from cosmos_actor.cli.resume import resumable
+    assert root is not None
+    for line in resumable(settings, RunPaths(root)):
+        typer.echo(line, err=True)
+
+
 def _open(settings: RunSettings, root: Path | None, *, resume: bool) -> RunDirectory:
     from cosmos_actor.actors.run_directory import RunDirectory
     from cosmos_actor.cli.runs import claim_next, point_latest
@@ -111,7 +122,7 @@ def _run(settings: RunSettings, directory: RunDirectory, *, inproc: bool, listen
     finally:
         report = _report(directory, reason, exit_code)
     typer.echo(reason if exit_code == 0 else f"error: {reason}", err=exit_code != 0)
-    typer.echo(f"report {_short(report)}", err=True)
+    typer.echo(report, err=True)
     return exit_code
 
 
@@ -125,9 +136,19 @@ def _launch(settings: RunSettings, directory: RunDirectory, progress: Progress, 
     except (UserError, BusError) as error:
         return 2, str(error)
     except Exception as error:  # the outermost call of a job: its traceback goes to a file, its line to the person
-        log = directory.logs / INTERNAL_LOG
-        log.write_text(traceback.format_exc(), encoding="utf-8")
-        return 1, f"{type(error).__name__}: {error} (traceback in {_short(log)})"
+        refused = refusal(error) if isinstance(error, OSError) else None
+        return (1, _internal(error, directory)) if refused is None else (2, str(refused))
+
+
+def _internal(error: Exception, directory: RunDirectory) -> str:
+    """A fault of the program in one line; where the traceback is."""
+    log = directory.logs / INTERNAL_LOG
+    try:
+        with log.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+        return f"{type(error).__name__}: {error} (traceback in {_short(log)})"
+    except OSError:
+        return f"{type(error).__name__}: {error}"
 
 
 def _check_ledger(directory: RunDirectory, exit_code: int, reason: str) -> tuple[int, str]:
@@ -141,9 +162,13 @@ def _check_ledger(directory: RunDirectory, exit_code: int, reason: str) -> tuple
     return (exit_code, reason) if balance["balanced"] or exit_code else (1, ledger_line(balance))
 
 
-def _report(directory: RunDirectory, reason: str, exit_code: int) -> Path:
+def _report(directory: RunDirectory, reason: str, exit_code: int) -> str:
+    """A line about the report. One that can not be written must not hide how the run ended."""
     from cosmos_actor.cli.report import write_report
-    return write_report(directory.root, outcome=reason, ok=exit_code == 0)
+    try:
+        return f"report {_short(write_report(directory.root, outcome=reason, ok=exit_code == 0))}"
+    except OSError as error:
+        return f"no report: {error.filename or directory.report}: {error.strerror}"
 
 
 def _short(path: Path) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cosmos_actor import death
-from cosmos_actor.actors import event_loop
+from cosmos_actor.actors import event_loop, log_stream, stacks
 from cosmos_actor.actors.context import SystemClock
+from cosmos_actor.actors.disk import refusal
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
@@ -28,6 +29,7 @@ from cosmos_actor.recipes.settings import RunSettings
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 asked to end, 1 failed, 2 a mistake that a person can put right."""
     death.install()
+    log_stream.install()
     options = _parser().parse_args(arguments)
     return run(options.role, options.actor, options.connect, options.key, listen=options.listen,
                incarnation=os.environ.get(death.INCARNATION) or new_incarnation(), run_dir=options.run_dir)
@@ -51,6 +53,12 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, (UserError, KeyFileError)) else 1
 
+    except OSError as error:
+        refused = refusal(error)
+        if refused is None:
+            raise
+        print(f"error: {refused}", file=sys.stderr, flush=True)
+        return 2
 
 def follows_a_leader() -> bool:
     """True in every rank of an actor but the first: only that one is on the bus."""

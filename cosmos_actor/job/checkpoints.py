@@ -3,7 +3,8 @@
     checkpoints/.writing-000000010/{policy/,replay_buffer.npz,job.json}  ->  checkpoints/iter_000000010/
                                                                          ->  latest_checkpoint.txt
 
-Invariant: `latest_checkpoint.txt` names a complete checkpoint, whenever the writer is killed.
+Invariant: `latest_checkpoint.txt` names a complete checkpoint, whenever the writer is killed. A folder `iter_…` is
+complete from its first moment on: it got its name when all was in it.
 """
 
 from __future__ import annotations
@@ -66,10 +67,14 @@ class Checkpoints:
         self._keep_last = keep_last
 
     def latest(self) -> Checkpoint | None:
-        """The checkpoint that the tracker names, or None before the first. Raises UserError for a damaged one."""
-        if not self._tracker.exists():
+        """The checkpoint that the tracker names, or None before the first. Raises UserError for a damaged one.
+
+        Without a tracker it is the newest there is: the first was written and not yet named, or the tracker was lost.
+        """
+        name = self._named() if self._tracker.exists() else max(self._names(), default=None)
+        if name is None:
             return None
-        directory = self.root / self._named()
+        directory = self.root / name
         try:
             record = json.loads((directory / "job.json").read_text())
             return Checkpoint(directory, record["step"], record["dispatched_through"],
@@ -88,9 +93,12 @@ class Checkpoints:
         return name
 
     def _unreadable(self, what: str) -> UserError:
-        there = ", ".join(sorted(path.name for path in self.root.glob("iter_*"))) or "none"
+        there = ", ".join(self._names()) or "none"
         return UserError(f"{what}; write the name of another into {self._tracker.name} (there are: {there}), or start "
                          "a new run", setting="run.run_dir")
+
+    def _names(self) -> list[str]:
+        return sorted(path.name for path in self.root.glob("iter_*"))
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Draft]:
@@ -109,7 +117,7 @@ class Checkpoints:
         self.root.mkdir(parents=True, exist_ok=True)
         path = self.root / "epoch.txt"
         try:
-            epoch = int(path.read_text()) + 1 if path.exists() else 0
+            epoch = int(path.read_text()) + 1 if path.exists() or self._names() else 0
         except DAMAGED as error:
             raise UserError(f"{path} is damaged: {error}; write into it a number above that of all earlier lives, such "
                             "as 1000000", setting="run.run_dir") from error
@@ -119,7 +127,6 @@ class Checkpoints:
     def _prune(self) -> None:
         """Keep the latest and those before it. One after it is of a life that ended before it could be named."""
         latest = self._tracker.read_text().strip()
-        names = sorted(path.name for path in self.root.glob("iter_*"))
-        kept = [name for name in names if name <= latest][-self._keep_last:]
-        for name in set(names).difference(kept):
+        kept = [name for name in self._names() if name <= latest][-self._keep_last:]
+        for name in set(self._names()).difference(kept):
             shutil.rmtree(self.root / name, ignore_errors=True)

@@ -15,6 +15,7 @@ from cosmos_actor.actors.child_spec import ChildSpec
 from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.head import Head
+from cosmos_actor.actors.json_lines import ForgivingWriter
 from cosmos_actor.actors.messages import READY, ActorStatus, JobFinished
 from cosmos_actor.actors.placement import PlacedActor
 from cosmos_actor.actors.restart_policy import Outcome as LifeOutcome
@@ -87,7 +88,8 @@ class Launch:
         bus = make_bus(identity, KeyRing.load(keys[SUPERVISOR]), settings)
         self._head = Head(
             bus, settings.model_dump(mode="json"), settings.run.seed, status_path=directory.root / "status.json",
-            events=directory.writer(directory.events), clock=time.time, on_ready=self._ready, on_status=self._status,
+            events=ForgivingWriter(directory.writer(directory.events), observer.notice), clock=time.time,
+            on_ready=self._ready, on_status=self._status,
             on_finished=self._finished)
         self._supervisor: Supervisor
 
@@ -103,7 +105,7 @@ class Launch:
         limits = self._settings.supervisor
         self._supervisor = Supervisor(
             self._specs(address), run_directory=self._directory, strategy=Strategy(limits.strategy),
-            limits=limits.limits(), on_event=self._on_event)
+            limits=limits.limits(), on_event=self._on_event, on_trouble=self._observer.notice)
         status = asyncio.get_running_loop().create_task(self._keep_status())
         self._listen_to_signals()
         try:

@@ -8,15 +8,21 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from cosmos_actor.actors.disk import writing
 from cosmos_actor.actors.errors import UserError
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Whoever is killed meanwhile leaves the file that was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Whoever is killed meanwhile leaves the file that was there before. Raises RunDirectoryUnusable naming it."""
     draft = path.with_name(f".writing-{path.name}")
-    np.savez(draft, **arrays)
-    draft.replace(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            np.savez(draft, **arrays)
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -18,6 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cosmos_actor.actors.disk import refusal
+from cosmos_actor.actors.errors import UserError
+
 if TYPE_CHECKING:
     from cosmos_actor.trainer.policy import PolicyTrainer
 
@@ -25,12 +28,26 @@ DIGESTS = "digests.json"
 FORMAT = 1
 
 
-class CheckpointError(Exception):
+class CheckpointError(UserError):
     """A checkpoint that can not be used; the line names the file and what is wrong with it."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(f"{line}; go on from another one by writing its name into latest_checkpoint.txt, or start a "
+                         "new run", setting="run.run_dir")
 
 
 def save_trainer(trainer: PolicyTrainer, directory: Path) -> None:
-    """Write everything. A collective; `directory` may exist and is to be empty."""
+    """Write everything. A collective; `directory` may exist and is to be empty. Raises RunDirectoryUnusable."""
+    try:
+        _save(trainer, directory)
+    except Exception as error:  # torch's writer has kinds of its own around what the file system refused
+        refused = refusal(error)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _save(trainer: PolicyTrainer, directory: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
     state = _tensors(trainer, with_optimizer=bool(trainer.optimizer.state))

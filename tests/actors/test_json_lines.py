@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cosmos_actor.actors.json_lines import (
+    DamagedLine,
+    ForgivingWriter,
     JsonLinesWriter,
     follow_json_lines,
     read_json_lines,
@@ -108,3 +113,47 @@ def test_truncation_under_an_open_writer_and_of_a_torn_or_absent_file(path: Path
     writer.append({"step": 2, "again": True})
     writer.close()
     assert read_json_lines(path) == [{"step": 0}, {"step": 1}, {"step": 2, "again": True}]
+
+
+@contextmanager
+def at_most(file_bytes: int) -> Iterator[None]:
+    """As on a disk that is full after so many bytes of any file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_that_finds_no_room_names_the_file_and_leaves_nothing_of_itself(path: Path) -> None:
+    write(path, {"step": 1})
+    writer = JsonLinesWriter(path)
+    with at_most(path.stat().st_size + 5), pytest.raises(OSError, match=r"metrics\.jsonl"):
+        writer.append({"step": 2})
+    writer.append({"step": 3})
+    writer.close()
+    assert read_json_lines(path) == [{"step": 1}, {"step": 3}]
+
+
+def test_a_line_that_may_be_lost_is_told_once_for_each_trouble(path: Path) -> None:
+    told: list[str] = []
+    inner = JsonLinesWriter(path)
+    writer = ForgivingWriter(inner, told.append)
+    for _ in range(2):
+        with at_most(5):
+            writer.append({"step": 2})
+            writer.append({"step": 3})
+        writer.append({"s": 4})
+        path.write_bytes(b"")
+    inner.close()
+    assert (writer.lost, len(told)) == (4, 2) and "metrics.jsonl can not be written: File too large" in told[0]
+
+
+@pytest.mark.parametrize("damage", [b"garbage", b"\xff\xfe\x00", b"7", b"[]", b'{"step": '])
+def test_a_damaged_line_is_named_and_may_be_skipped(path: Path, damage: bytes) -> None:
+    path.write_bytes(b'{"step": 1}\n' + damage + b'\n{"step": 2}\n')
+    for read in (read_json_lines, lambda path: truncate_after_step(path, 5)):
+        with pytest.raises(DamagedLine, match=r"metrics\.jsonl is damaged: line 2 is no JSON object"):
+            read(path)
+    assert [line["step"] for line in read_json_lines(path, skip_damaged=True)] == [1, 2]

@@ -22,6 +22,7 @@ from cosmos_actor.actors.ledger import (
     IllegalTransition,
     Ledger,
     LedgerError,
+    LedgerUnusable,
     TrainedTwice,
     UnknownTrajectory,
 )
@@ -199,13 +200,25 @@ def test_a_reader_changes_nothing_and_makes_no_file(tmp_path):
 def test_another_file_or_format_is_refused(tmp_path):
     other = tmp_path / "other.sqlite"
     other.write_bytes(b"not a database, but long enough to look at" * 100)
-    with pytest.raises(LedgerError, match="can not be opened as a ledger"):
+    with pytest.raises(LedgerUnusable, match=r"other.sqlite can not be used: file is not a database.*start a new run"):
         Ledger(other)
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
         ledger._database.execute("PRAGMA user_version = 9")
     with pytest.raises(LedgerError, match="format 9"):
         Ledger(path)
+
+
+def test_a_full_disk_is_one_line_and_the_ledger_goes_on_when_there_is_room(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        pages = ledger._database.execute("PRAGMA page_count").fetchone()[0]
+        ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(LedgerUnusable, match=r"ledger\.sqlite can not be used: database or disk is full"):
+            ledger.dispatched([(f"g{number}/0", 0) for number in range(1000)], 1, 1)
+        ledger._database.execute("PRAGMA max_page_count = 10000")
+        assert ledger.balance()["dispatched"] == 0
+        ledger.dispatched(keys_of(0), 1, 1)
+        assert ledger.balance()["balanced"]
 
 
 def test_a_file_that_its_writer_has_not_begun_is_no_ledger_yet(tmp_path):

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Cli
 
 HEAVY = ("torch", "transformers", "safetensors", "reasoning_gym", "vllm")
@@ -60,6 +62,23 @@ def test_another_interpreter_is_started_and_must_import_the_bus(cli: Cli, here: 
     answer = cli("check", "grpo-arithmetic", "--set", f"rollout.python={here}/bad")
     assert answer.code == 2
     assert "can not import cosmos_actor.bus: ModuleNotFoundError: No module named zmq" in answer.err
+
+
+@pytest.mark.parametrize(("task", "wrong"), [
+    ("mine_to_check.tasks:make", ""), ("mine_to_check.tasks:third", ""),
+    ("mine_to_check.tasks:maker", "mine_to_check.tasks has no `maker` (setting `data.task`)"),
+    ("broken_to_check.tasks:make", "broken_to_check.tasks can not be loaded: RuntimeError('no licence')"),
+])
+def test_a_name_is_looked_for_wherever_its_module_takes_it_from_and_that_module_is_not_imported(
+        cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, task: str, wrong: str) -> None:
+    for name, source in (("mine_to_check/__init__", ""), ("mine_to_check/deep", "def make(data, seed): ..."),
+                         ("mine_to_check/tasks", "from .deep import *\nif 1 / 0:\n    third = 2"),
+                         ("broken_to_check/__init__", "raise RuntimeError('no licence')")):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(here))
+    answer = cli("check", "grpo-arithmetic", "--set", f"data.task={task}")
+    assert (answer.code, wrong in answer.err) == (2 if wrong else 0, True)
 
 
 def test_explain_lists_every_setting_with_value_unit_and_reason(cli: Cli) -> None:

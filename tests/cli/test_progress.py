@@ -106,3 +106,14 @@ def test_a_sparkline_goes_from_its_lowest_to_its_highest() -> None:
     assert sparkline([(1, 0.0), (2, 1.0)]) == "▁█"
     assert sparkline([(1, 1.0)]) == ""
     assert len(sparkline([(at, at % 7) for at in range(1000)])) <= 24
+
+
+def test_a_resumed_run_prints_only_what_is_new_to_it(tmp_path: Path) -> None:
+    metrics, events, stream = tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", io.StringIO()
+    write(metrics, metrics_lines()[:6])
+    write(events, event_lines())
+    with Progress(tmp_path, title="x", last_step=120, stream=stream):
+        whole = metrics.read_text().splitlines(keepends=True)
+        metrics.write_text("".join(whole[:4]))
+        write(metrics, [{**line, "time": 99.0 + place} for place, line in enumerate(metrics_lines()[4:7])])
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["5/120", "6/120", "7/120"]

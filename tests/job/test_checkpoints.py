@@ -92,3 +92,18 @@ def test_the_latest_is_kept_also_beside_one_that_was_never_named(tmp_path):
     write(checkpoints, 12)
     assert checkpoints.latest().step == 12
     assert [path.name for path in checkpoints.root.glob("iter_*")] == ["iter_000000012"]
+
+
+def test_a_lost_tracker_is_the_newest_checkpoint_and_not_the_beginning(checkpoints):
+    write(checkpoints, 5)
+    write(checkpoints, 10)
+    checkpoints._tracker.unlink()
+    assert checkpoints.latest().step == 10
+
+
+def test_a_lost_epoch_does_not_begin_anew(checkpoints):
+    checkpoints.next_epoch()
+    write(checkpoints, 5)
+    (checkpoints.root / "epoch.txt").unlink()
+    with pytest.raises(UserError, match=r"epoch\.txt is damaged.*No such file"):
+        checkpoints.next_epoch()

@@ -49,6 +49,7 @@ class Head:
         self.bus = bus
         self.registry = Registry()
         self.statuses: dict[str, ActorStatus] = {}
+        self._told_at: dict[str, float] = {}
         self._settings, self._seed = dict(settings), seed
         self._status_path, self._events, self._clock = status_path, events, clock
         self._on_ready, self._on_status, self._on_finished = on_ready, on_status, on_finished
@@ -84,15 +85,29 @@ class Head:
                 except BusError:
                     continue  # it will see the link go
 
-    def write_status(self) -> None:
-        """status.json: who is here and how they are."""
-        if self._status_path is None:
-            return
-        members = [
-            {**plain(member), **(asdict(self.statuses[member.actor]) if member.actor in self.statuses else {})}
-            for member in sorted(self.registry.membership().members, key=lambda member: member.actor)
-        ]
-        write_whole(self._status_path, json.dumps({"time": self._clock(), "head": self.address, "members": members}))
+    def members(self) -> list[dict[str, Any]]:
+        """Who is here and how they are, by name: the member, its last status, and how old that and its last word are.
+
+        silent_s leaves out a pause that it declared; heard_s does not; status_s is the age of the status.
+        """
+        now, found = self.bus.clock.now(), []
+        for member in sorted(self.registry.membership().members, key=lambda member: member.actor):
+            told, link = self.statuses.get(member.actor), self.bus.links.get(member.actor)
+            entry = {**plain(member), **(asdict(told) if told is not None else {})}
+            if told is not None:
+                entry["status_s"] = round(now - self._told_at[member.actor], 2)
+            if link is not None:
+                link.liveness.look(now)
+                entry["heard_s"] = round(link.liveness.silent_s(now), 2)
+                entry["silent_s"] = round(link.liveness.unexcused_s(now), 2)
+            found.append(entry)
+        return found
+
+    def write_status(self, more: Mapping[str, Any]) -> None:
+        """status.json: who is here and how they are, and `more`."""
+        if self._status_path is not None:
+            status = {"time": self._clock(), "head": self.address, "members": self.members(), **more}
+            write_whole(self._status_path, json.dumps(status))
 
     def _objection(self, theirs: Introduction) -> str | None:
         """A name belongs to one living incarnation; a restarted actor comes after its end was reported."""
@@ -121,7 +136,7 @@ class Head:
     def _status(self, status: ActorStatus, link: Link) -> None:
         member = self.registry.member(link.peer.actor)
         if member is not None and member.incarnation == link.peer.incarnation:
-            self.statuses[member.actor] = status
+            self.statuses[member.actor], self._told_at[member.actor] = status, self.bus.clock.now()
             if status.state == READY and not member.ready:
                 self._publish(self.registry.ready(member.actor, member.incarnation))
             self._on_status(member.actor, member.incarnation, status)

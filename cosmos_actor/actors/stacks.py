@@ -56,18 +56,3 @@ def own(path: Path) -> None:
     """This process's stacks, appended to `path`."""
     with open(path, "a") as file:
         faulthandler.dump_traceback(file=file, all_threads=True)
-
-
-def process_state(pid: int) -> str:
-    """What the kernel says about a process of this host, in words for a person; empty for none."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-    return STATES.get(letter, "")
-
-
-STATES = {
-    "T": "stopped by a signal (kill -CONT lets it go on)", "t": "stopped by a debugger", "R": "running on a CPU",
-    "S": "asleep", "D": "waiting for a disk or a device", "Z": "dead and not reaped",
-}

@@ -189,13 +189,14 @@ def _without_compute(member: Mapping[str, Any], told: Mapping[str, Any]) -> tupl
     waits = [*told.get("waits", []), *told.get("questions", [])]
     if waits or told.get("messages") or _foreign(told):
         for_s = max((float(wait["for_s"]) for wait in (*waits, *told.get("messages", []))), default=0.0)
-        return WAITING, f"waits for {_s(for_s)}", for_s
+        purpose = next((f" for {wait['what']}" for wait in told.get("waits", []) if not wait["on"]), "")
+        return WAITING, f"waits {_s(for_s)}{purpose}{_for_whom(told)}", for_s
     if member.get("role") == CONTROLLER:
         return COMPUTING, "waits for no actor: its recipe computes, or sits in a debugger", 0.0
     idle_s, holds = float(told.get("idle_s", 0.0)), told.get("holds")
     if holds:
         senders = ", ".join(f"{count} of {name}" for name, count in sorted(holds.items()))
-        return WAITING, f"waits for the arrays of messages that have come: {senders}", idle_s
+        return WAITING, f"waits {_s(idle_s)} for the arrays of messages that have come ({senders})", idle_s
     return IDLE, f"has nothing to do for {_s(idle_s)}", idle_s
 
 
@@ -228,10 +229,10 @@ def _waits(node: Node, member: Mapping[str, Any], nodes: Mapping[str, Node]) -> 
         at, role = question["at"], question["role"]
         on = (at,) if at else tuple(other.actor for other in nodes.values() if other.role == role)
         yield Wait(node.actor, on, question["what"], question["for_s"], question.get("count", 1),
-                   "" if at else f"with nobody: no free actor of role {role}")
+                   "" if at else f"no actor of role {role} is free")
     for wait in told.get("waits", []):
         on = tuple(other.actor for other in nodes.values() if wait["on"] in (other.actor, other.role) and wait["on"])
-        if on or not questions:
+        if on:
             yield Wait(node.actor, on, wait["what"], wait["for_s"])
     if not questions:
         for entry in _foreign(told):
@@ -251,22 +252,24 @@ def _waiting_lines(graph: Graph) -> Iterator[str]:
     for node in waiting:
         waits = [wait for wait in graph.waits if wait.by == node.actor]
         total = sum(wait.count for wait in waits)
-        parts = "; ".join(_wait_text(graph, wait, total) for wait in waits) or "something that it does not name"
-        yield f"{node.actor} {node.text.removesuffix(' for ' + _s(node.for_s))} {_s(node.for_s)}: {parts}"
+        parts = "; ".join(_wait_text(graph, node, wait, total) for wait in waits)
+        yield f"{node.actor} {node.text}" + (f": {parts}" if parts else "")
     idle = [f"{node.actor} ({_s(node.for_s)})" for node in graph.nodes.values() if node.standing == IDLE]
     if idle:
         yield f"nothing to do: {', '.join(idle)}"
 
 
-def _wait_text(graph: Graph, wait: Wait, total: int) -> str:
-    share = f"{wait.count} of {total}: " if total > 1 else ""
+def _wait_text(graph: Graph, node: Node, wait: Wait, total: int) -> str:
+    """What and where; what the node's own text has said already is left out."""
+    share = f"{wait.count} of {total} " if total > 1 else ""
+    what = "" if node.text.endswith(f" for {wait.what}") else f"{wait.what} "
     if wait.place:
-        return f"{share}{wait.what}, {wait.place}"
+        return f"{share}{what}{wait.place}" if what else f"{share}{wait.place}"
     if len(wait.on) != 1:
-        return f"{share}{wait.what}" + (f" of {' or '.join(wait.on)}" if wait.on else "")
-    node = graph.nodes.get(wait.on[0])
-    which = f", which {node.text}" if node is not None and node.standing not in (WAITING, COMPUTING) else ""
-    return f"{share}{wait.what} at {wait.on[0]}, {_s(wait.for_s)}{which}"
+        return f"{share}{what}at {' or '.join(wait.on)}"
+    other = graph.nodes.get(wait.on[0])
+    which = f", which {other.text}" if other is not None and other.standing != WAITING else ""
+    return f"{share}{what}at {wait.on[0]} for {_s(wait.for_s)}{which}"
 
 
 def _waited_for(graph: Graph, node: Node) -> str:

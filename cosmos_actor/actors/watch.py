@@ -4,8 +4,9 @@
     blocked   its loop turns, but what it computes makes no progress and uses no CPU
     endless   what it computes makes no progress for `endless_s`; only a computation that ticks can be told from this
 
-Guarantees: an actor in a declared pause, or that is still being set up, is never stuck; each finding is given once
-until its actor gets on; only an endless or long blocked one is ever to be killed, and only where that is asked for.
+Guarantees: an actor in a declared pause is never stuck, and one that is still being set up (imports hold the
+interpreter lock) only after a long silence; each finding is given once until its actor gets on; only an endless or
+long blocked one is ever to be killed, and only where that is asked for.
 (That silence kills is the supervisor's `heartbeat_s`.)
 """
 
@@ -14,6 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SETUP_SHARE = 3.0
+"""How much longer an actor that is being set up may be silent."""
+OVERSLEPT_S = 1.0
+"""A look that comes so much later than the last one was not looking in between, and the time does not count."""
 SILENT, BLOCKED, ENDLESS = "silent", "blocked", "endless"
 
 
@@ -82,11 +87,14 @@ class Watch:
         self._since: dict[str, float] = {}
         self._condemned: set[str] = set()
         self._progress: dict[str, int] = {}
-        self._moved_at = now
+        self._moved_at = self._looked_at = now
         self._stands = False
 
     def look(self, now: float, sights: Sequence[Sight]) -> list[Finding]:
         """Everybody who is here, as they are now. Call it several times in `stuck_s`."""
+        if now - self._looked_at > OVERSLEPT_S:
+            self._moved_at += now - self._looked_at
+        self._looked_at = now
         self._forget_absent({sight.actor: sight.incarnation for sight in sights})
         findings = [finding for sight in sights for finding in self._one(now, sight)]
         return findings + self._all(now, sights)
@@ -111,10 +119,12 @@ class Watch:
         return findings
 
     def _kind(self, sight: Sight) -> str | None:
-        if sight.paused or not sight.ready:
+        if sight.paused:
             return None
-        if sight.silent_s >= self._stuck_s:
+        if sight.silent_s >= self._stuck_s * (1.0 if sight.ready else SETUP_SHARE):
             return SILENT
+        if not sight.ready:
+            return None
         if sight.blocked:
             return BLOCKED
         return ENDLESS if sight.still_s >= self._endless_s else None

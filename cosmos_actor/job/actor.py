@@ -43,6 +43,7 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
         if keys.role != role:
             raise UserError(f"{key} is the key of role {keys.role}, not of {role}", setting="--key")
         identity = Identity(keys.run_id, role, actor, incarnation)
+        stacks.install(RunPaths(run_dir).stacks(actor, incarnation) if run_dir else None)
         settings = load_resolved(RunPaths(run_dir).configuration) if run_dir else ask_settings(identity, keys, head)
         if follows_a_leader():
             return _follow(settings)
@@ -52,13 +53,13 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
     except (UserError, BusError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, (UserError, KeyFileError)) else 1
-
     except OSError as error:
         refused = refusal(error)
         if refused is None:
             raise
         print(f"error: {refused}", file=sys.stderr, flush=True)
         return 2
+
 
 def follows_a_leader() -> bool:
     """True in every rank of an actor but the first: only that one is on the bus."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from cosmos_actor.actors.child_spec import ChildSpec
 from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.decisions import EndKind
+from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.head import Head
 from cosmos_actor.actors.json_lines import ForgivingWriter
 from cosmos_actor.actors.messages import READY, ActorStatus, JobFinished
@@ -22,10 +23,11 @@ from cosmos_actor.actors.restart_policy import Outcome as LifeOutcome
 from cosmos_actor.actors.restart_policy import Restart, Strategy
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.supervisor import Supervisor
-from cosmos_actor.bus import Identity, KeyRing, make_run_keys, new_incarnation
+from cosmos_actor.bus import Identity, KeyFileError, KeyRing, make_run_keys, new_incarnation
 from cosmos_actor.job.assembly import make_bus
 from cosmos_actor.job.controller import DRAIN_SIGNAL
 from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES, SUPERVISOR
+from cosmos_actor.job.sentinel import Sentinel
 from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
@@ -63,14 +65,25 @@ class Outcome:
 def launch(settings: RunSettings, *, directory: RunDirectory, inproc: bool, listen: str | None,
            observer: Observer) -> Outcome:
     """Run the job of `directory` to its end, from its latest checkpoint if it has one."""
-    keys = {role: directory.keys / f"{role}.key" for role in KEYED_ROLES}
-    if not all(path.exists() for path in keys.values()):
-        make_run_keys(directory.keys, directory.run_id, KEYED_ROLES)
+    keys = _run_keys(directory)
     if inproc:
         from cosmos_actor.job.inproc import run_inproc
 
         return run_inproc(settings, directory, observer)
     return asyncio.run(Launch(settings, directory, keys, listen, observer).run())
+
+
+def _run_keys(directory: RunDirectory) -> dict[str, Path]:
+    """Role -> its key file. Fresh ones for a run that lacks one; raises UserError for one that can not be used."""
+    keys = {role: directory.keys / f"{role}.key" for role in KEYED_ROLES}
+    if not all(path.exists() for path in keys.values()):
+        make_run_keys(directory.keys, directory.run_id, KEYED_ROLES)
+    try:
+        for path in keys.values():
+            KeyRing.load(path)
+    except KeyFileError as error:
+        raise UserError(f"{error.text}; or delete it, then the next start makes new keys", setting="keys") from error
+    return keys
 
 
 class Launch:
@@ -92,6 +105,7 @@ class Launch:
             on_ready=self._ready, on_status=self._status,
             on_finished=self._finished)
         self._supervisor: Supervisor
+        self._sentinel: Sentinel
 
     async def run(self) -> Outcome:
         try:
@@ -106,13 +120,17 @@ class Launch:
         self._supervisor = Supervisor(
             self._specs(address), run_directory=self._directory, strategy=Strategy(limits.strategy),
             limits=limits.limits(), on_event=self._on_event, on_trouble=self._observer.notice)
-        status = asyncio.get_running_loop().create_task(self._keep_status())
+        self._sentinel = Sentinel(
+            self._head, self._directory, self._supervisor.children, limits, self._supervisor.kill,
+            ForgivingWriter(self._directory.writer(self._directory.events), self._observer.notice))
+        tasks = [asyncio.get_running_loop().create_task(work) for work in (self._keep_status(), self._sentinel.run())]
         self._listen_to_signals()
         try:
             await self._supervisor.start()
             end = await self._supervisor.wait()
         finally:
-            status.cancel()
+            for task in tasks:
+                task.cancel()
         return self._outcome(end.kind, end.reason)
 
     # ---- what runs
@@ -149,7 +167,8 @@ class Launch:
         if status.state == READY:
             self._starts.served(actor, incarnation)
         progress = f"{status.busy_label or status.state} {status.progress}"
-        self._supervisor.heartbeat(actor, incarnation, progress=progress)
+        pause = status.statistics.get("pause", {})
+        self._supervisor.heartbeat(actor, incarnation, progress=progress, busy_s=pause.get("left_s", 0.0))
 
     def _finished(self, last_word: JobFinished) -> None:
         self._last_word = last_word
@@ -176,7 +195,7 @@ class Launch:
         writable = True
         while True:
             try:
-                self._head.write_status()
+                self._head.write_status(self._sentinel.more())
                 writable = True
             except OSError as error:  # the run itself may go on; the disk may be free again later
                 if writable:

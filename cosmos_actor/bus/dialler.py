@@ -10,6 +10,7 @@ from .envelope import DATA, GOODBYE, HELLO, REFUSED, RESET, WELCOME, seal_contro
 from .errors import BusError, CorruptFrame, DeadlineExceeded, PeerRefused
 from .handshake import (
     KEY_NOT_LISTED,
+    NO_CURVE,
     WRONG_SERVER_KEY,
     Introduction,
     from_payload,
@@ -115,7 +116,7 @@ class Dialler:
         One that only says nothing may be starting up: ask until the deadline.
         """
         self._suspicions = self._suspicions + 1 if reason.startswith(WRONG_SERVER_KEY) else 0
-        return self._suspicions >= 2 or reason.startswith(KEY_NOT_LISTED)
+        return self._suspicions >= 2 or reason.startswith((KEY_NOT_LISTED, NO_CURVE))
 
     # -- the handshake ------------------------------------------------------------------------------------------
 

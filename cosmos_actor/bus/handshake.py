@@ -18,7 +18,8 @@ from .schema import Json, codec_of, schema, schema_skew, to_plain
 
 KEY_NOT_LISTED = "key not on the list"
 WRONG_SERVER_KEY = "wrong server key"
-"""How a transport's refusals begin that say which key was wrong."""
+NO_CURVE = "no CURVE"
+"""How a transport's refusals begin that say which key was wrong, or that there is none."""
 
 
 @schema("cosmos_actor.introduction", version=1)

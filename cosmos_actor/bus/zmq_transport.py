@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from .errors import KeyFileError
-from .handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY
+from .handshake import KEY_NOT_LISTED, NO_CURVE, WRONG_SERVER_KEY
 from .identity import Identity
 from .keys import KeyRing
 from .limits import Limits
@@ -162,6 +162,8 @@ class DialledWire:
 
 
 def _no_detail(value: int) -> str:
+    if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+        return f"{NO_CURVE}: the listener is a ZeroMQ socket without keys"
     if value == _EAGAIN:
         return "no handshake: whatever listens there is not a bus, or is stuck"
     return f"{WRONG_SERVER_KEY}: the listener does not hold the key of the role we want (or is no bus)"

@@ -16,7 +16,7 @@ from cosmos_actor.recipes.settings import digest
 from tests.cli.conftest import Cli
 from tests.cli.sample_run import make_run
 
-COMMANDS = ["up", "start", "check", "status", "stop", "logs", "version"]
+COMMANDS = ["up", "start", "check", "doctor", "status", "stop", "logs", "version"]
 
 
 def test_the_commands_are_these() -> None:
@@ -61,6 +61,10 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
     (["start", "--role", "policy", "--connect", "tcp://h:1"], "only rollout, reward, reference can join"),
     (["start", "--role", "rollout"], "there is no run `latest`"),
     (["start"], "Missing option '--role'"),
+    (["doctor", "localhost"], "ADDRESS localhost: expected tcp://HOST:PORT"),
+    (["doctor", "tcp://h:1", "--key", "no.key"], "there is no key file no.key"),
+    (["doctor", "--run", "nothing"], "there is no run `nothing`"),
+    (["doctor", "--role", "rollout"], "an address is needed to try a key at: name tcp://HOST:PORT or --run"),
     (["status", "nothing"], "there is no run `nothing`"),
     (["stop", "nothing"], "there is no run `nothing`"),
     (["logs", "nothing", "rollout-0"], "there is no run `nothing`"),

@@ -221,7 +221,8 @@ class Bus:
 
     def sharing(self) -> Sharing:
         """Shared memory for one wire."""
-        return Sharing(self.limits.shared_bytes if self.transport.between_processes else 0)
+        capacity = self.limits.shared_bytes if self.transport.between_processes else 0
+        return Sharing(capacity, self.limits.max_frame_bytes)
 
     def objection(self, theirs: Introduction) -> Optional[str]:
         """Why this incarnation or session may not come in, or None."""

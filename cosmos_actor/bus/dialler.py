@@ -16,6 +16,7 @@ from .handshake import (
     from_payload,
     judge_protocol,
     judge_welcome,
+    said,
     to_payload,
 )
 from .link import Link
@@ -122,13 +123,13 @@ class Dialler:
 
     def _control(self, protocol: int, kind: int, payload: Any) -> None:
         if kind == REFUSED:
-            self._refused(str(payload[0]) if isinstance(payload, list) and payload else "no reason given")
+            self._refused(said(payload, "no reason given"))
         elif judge_protocol(protocol) is not None:
             self._refused(str(judge_protocol(protocol)))
         elif kind == WELCOME:
             self._welcome(payload)
         elif kind == GOODBYE and self.link is not None:
-            self.bus.said_goodbye(self.link, self._wire, str(payload[0]))
+            self.bus.said_goodbye(self.link, self._wire, said(payload, "no reason given"))
         elif kind == RESET:
             self._broken("the peer found this wire corrupt and closed it")
 

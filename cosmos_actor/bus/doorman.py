@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .envelope import DATA, GOODBYE, HELLO, REFUSED, RESET, WELCOME, seal_control, unseal
 from .errors import CorruptFrame
-from .handshake import Introduction, from_payload, judge, judge_protocol, to_payload
+from .handshake import Introduction, from_payload, judge, judge_protocol, said, to_payload
 from .link import Link
 
 
@@ -51,7 +51,7 @@ class Doorman:
         if kind == DATA:
             link.receive(payload, arrays)
         elif kind == GOODBYE:
-            self.bus.said_goodbye(link, wire, str(payload[0]))
+            self.bus.said_goodbye(link, wire, said(payload, "no reason given"))
         else:
             raise CorruptFrame("a message that has no place here")
 

@@ -40,6 +40,14 @@ class BusError(Exception):
         return _rebuild, (type(self), self.text, facts)
 
 
+def copy_of(error: BusError) -> BusError:
+    """To raise where the error itself is kept: one that was raised holds the frames that it passed and all in them."""
+    make, arguments = error.__reduce__()
+    copied = make(*arguments)
+    copied.__dict__.update(error.__dict__)
+    return copied  # type: ignore[no-any-return]
+
+
 def _rebuild(kind: Any, text: str, facts: Dict[str, Any]) -> BusError:
     error = kind.__new__(kind)
     BusError.__init__(error, text, **facts)

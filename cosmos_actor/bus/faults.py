@@ -23,6 +23,9 @@ RATES = ("drop", "dup", "reorder", "corrupt")
 DEFAULT_START_S = 10.0
 """A partition that names no start comes this long after its actor's bus began: the job is at work by then."""
 
+LONGEST_S = 7 * 24 * 3600.0
+"""What is longer is a slip of the pen, and no timer takes it."""
+
 REORDER_S = 0.01
 """How long a message is held back, at most, so that later ones overtake it."""
 
@@ -56,6 +59,9 @@ class Faults:
             if not 0 <= getattr(self, name) < 1:
                 raise BusError(f"{name}={getattr(self, name):g}: a probability is at least 0 and below 1",
                                setting=SETTING)
+        spans = [self.delay_s, *(span for cut in self.partitions for span in (cut.for_s, cut.start_s))]
+        if not all(0 <= span <= LONGEST_S for span in spans):
+            raise BusError(f"a delay or a partition of more than {LONGEST_S:g} s", setting=SETTING)
 
     @classmethod
     def parse(cls, text: str, seed: int = 0) -> Faults:

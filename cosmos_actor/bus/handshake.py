@@ -78,6 +78,11 @@ def from_payload(payload: Any) -> Introduction:
     return made
 
 
+def said(payload: Any, otherwise: str) -> str:
+    """The one line of REFUSED or GOODBYE, or `otherwise` where there is none."""
+    return payload[0] if type(payload) is list and payload and type(payload[0]) is str else otherwise
+
+
 def judge_protocol(protocol: int) -> Optional[str]:
     """Reason to refuse, or None."""
     if protocol == PROTOCOL:

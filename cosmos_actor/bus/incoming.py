@@ -19,6 +19,10 @@ from .outgoing import Outgoing, Packed
 from .schema import from_plain, to_plain
 
 
+_ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends a task or a process. Other errors are answers, also those that libraries derive from BaseException."""
+
+
 class Job(NamedTuple):
     """One message on its way to its handler."""
 
@@ -73,12 +77,14 @@ class Incoming:
         self._out.corked = True
         try:
             for operation, channel, number, count, body in items:
+                if type(number) is not int or number < 0 or channel < 0 or operation < 0:
+                    raise ValueError("an item with a number that is none")
                 if count:
                     own, position = frames[position:position + count], position + count
                     operations[operation](channel, number, body, own)
                 else:
                     operations[operation](channel, number, body, ())
-        except (TypeError, ValueError, IndexError, KeyError) as error:
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
             raise CorruptFrame(f"an item that is none: {error!r}") from error
         finally:
             self._out.corked = False
@@ -138,7 +144,9 @@ class Incoming:
                 self._link.spawn(self._finish_large(job, reply, encoded))
                 return
             answer = None if encoded is None else (RESULT, self._out.pack(reply, None, encoded))
-        except Exception as error:  # whatever a handler raises is the sender's answer
+        except _ENDS:
+            raise
+        except BaseException as error:  # whatever a handler raises is the sender's answer
             answer = self._failure(error)
         self._finish(job.channel, job.number, job.extra, answer)
 
@@ -149,9 +157,9 @@ class Incoming:
                 message = await self._link.fetch(job.wire_form, job.references)
             reply = await self._invoke(job, message)
             answer = None if reply is None or job.channel >= EVENT else await self._pack_large(reply, to_plain(reply))
-        except asyncio.CancelledError:
+        except _ENDS:
             raise
-        except Exception as error:  # whatever a handler raises is the sender's answer
+        except BaseException as error:  # whatever a handler raises is the sender's answer
             answer = self._failure(error)
         self._finish(job.channel, job.number, job.extra, answer)
 
@@ -246,10 +254,12 @@ class Incoming:
     # -- the peer's answers to us -------------------------------------------------------------------------------
 
     def _result(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
+        name, version, fingerprint, plain, _ = body  # first: what fails here must leave the receipt under way
+        if type(name) is not str:
+            raise TypeError("a schema without a name")
         receipt = self._out.outboxes[channel].done(number)
         if receipt is None:
             return
-        name, version, fingerprint, plain, _ = body
         try:
             message, references = from_plain((name, version, fingerprint), plain, frames)
         except BusError as error:
@@ -269,9 +279,11 @@ class Incoming:
         self._out.settle([receipt], value)
 
     def _failed(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
+        kind, text = body
+        if type(kind) is not str or type(text) is not str:
+            raise TypeError("a failure without words")
         receipt = self._out.outboxes[channel].done(number)
         if receipt is not None:
-            kind, text = body
             self._out.settle([receipt], _remote(kind, text, receipt.facts()))
 
     def _ack(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
@@ -330,7 +342,9 @@ class Incoming:
 
     def _pulse(self, channel: int, number: int, body: Any, frames: Sequence[Any]) -> None:
         busy_s, label, next_numbers = body
-        self._link.pulse(number, float(busy_s), str(label))
+        if type(label) is not str:
+            raise TypeError("a pause without a name")
+        self._link.pulse(number, float(busy_s), label)
         for index in (WORK, CALL, EVENT):
             inbox = self.inboxes[index]
             if next_numbers[index] > inbox.expected:
@@ -370,7 +384,7 @@ class Incoming:
 
 def _remote(kind: str, text: str, facts: Dict[str, Any]) -> BusError:
     """A schema error of the peer stays one here; everything else is a RemoteError."""
-    known = getattr(errors, kind, None) if isinstance(kind, str) else None
+    known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, errors.SchemaError):
         return known(text, **facts)
-    return RemoteError(str(kind), str(text), **facts)
+    return RemoteError(kind, text, **facts)

@@ -17,6 +17,8 @@ from .errors import KeyFileError
 PathLike = Union[str, "os.PathLike[str]"]
 Z85 = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
 """ZeroMQ RFC 32."""
+MAX_FILE_BYTES = 1 << 20
+"""Ten thousand roles. A device or a pipe under that name would be read for ever."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,22 @@ class KeyRing:
         """Read one role's file. KeyFileError: missing, readable by others, or not a key file."""
         path = Path(path)
         try:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            found = path.stat()
+            mode = stat.S_IMODE(found.st_mode)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
+                raise ValueError
             if mode & 0o077:
                 raise KeyFileError(f"{path} has mode {mode:04o}: others can read it; chmod 600", setting="keys")
             loaded = json.loads(path.read_text(encoding="ascii"))
             ring = cls(**{name: loaded[name] for name in ("run_id", "role", "public", "secret", "peers")})
             if not all(map(_is_key, (ring.public, ring.secret, *ring.peers.values()))):
                 raise ValueError
+            if type(ring.run_id) is not str or type(ring.role) is not str:
+                raise ValueError
             return ring
         except OSError as error:
             raise KeyFileError(f"{path}: {error.strerror}", setting="keys") from None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise KeyFileError(f"{path} is not a key file", setting="keys") from None
 
 

@@ -32,6 +32,9 @@ READ_BYTES = 64 * 1024
 HELD_MESSAGES = 4096
 """A message further ahead of its turn than this is garbage."""
 
+HELD_BYTES = 256 * 1024 * 1024
+"""More than that ahead of their turn is no delay but an attack on our memory."""
+
 
 class LaneWriter:
     """The peer's pipe."""
@@ -39,6 +42,8 @@ class LaneWriter:
     def __init__(self, pid: int, fd: int, ring: RingWriter) -> None:
         """Raises BusError if descriptor `fd` of process `pid` is no pipe that we may write to."""
         path = f"/proc/{pid}/fd/{fd}"
+        if type(pid) is not int or type(fd) is not int:
+            raise BusError(f"{path} is no descriptor of a process")
         try:
             if not stat.S_ISFIFO(os.stat(path).st_mode):
                 raise BusError(f"{path} is no pipe")
@@ -138,6 +143,7 @@ class InTurn:
     def __init__(self) -> None:
         self._next = 1
         self._held: Dict[int, List[Any]] = {}
+        self._held_bytes = 0
 
     def take(self, frames: List[Any]) -> Sequence[List[Any]]:
         """Those whose turn has come with this one; a message without a number is not of the two ways.
@@ -150,6 +156,9 @@ class InTurn:
         if number != self._next:
             if not self._next < number <= self._next + HELD_MESSAGES:
                 raise CorruptFrame(f"message {number} of the wire came where {self._next} was next")
+            self._held_bytes += sum(map(len, frames))
+            if self._held_bytes > HELD_BYTES:
+                raise CorruptFrame(f"{self._held_bytes} bytes wait for message {self._next} of the wire")
             self._held[number] = frames
             return ()
         self._next += 1
@@ -159,6 +168,8 @@ class InTurn:
         while self._next in self._held:
             ready.append(self._held.pop(self._next))
             self._next += 1
+        if not self._held:
+            self._held_bytes = 0
         return ready
 
 

@@ -33,7 +33,12 @@ class LatestOutbox:
         return self._next(topic)
 
     def confirm(self, topic: str, revision: int) -> Optional[Tuple[int, Any]]:
-        """The peer handled it; returns the next (revision, value) to send, if there is a newer one."""
+        """The peer handled it; returns the next (revision, value) to send, if there is a newer one.
+
+        A topic that was never published is not kept: it is the peer's word alone.
+        """
+        if topic not in self._newest:
+            return None
         if self._under_way.get(topic) == revision:
             del self._under_way[topic]
         self._confirmed[topic] = max(revision, self._confirmed.get(topic, 0))

@@ -7,7 +7,7 @@ from typing import Any, Callable, Coroutine, Dict, List, Optional, Sequence, Tup
 
 from .codec import ArrayReference
 from .envelope import CALL, EVENT, GOODBYE, WORK, seal_control, unseal
-from .errors import BusError, GapError, LinkClosed, PeerLost
+from .errors import BusError, CorruptFrame, GapError, LinkClosed, PeerLost
 from .handshake import Introduction
 from .identity import Identity
 from .incoming import Incoming
@@ -192,8 +192,10 @@ class Link:
         """A message of the peer, with its arrays wherever they travelled."""
         reader = self.sharing.reader
         if reader is None:
+            if frames and type(frames[0]) is tuple:
+                raise CorruptFrame("a message in a ring that is not open")
             return unseal(frames)
-        if type(frames[0]) is tuple:
+        if frames and type(frames[0]) is tuple:
             frames = [reader.take(*frames[0])]
         opened = unseal(frames, reader)
         self.out.taken = reader.free()

@@ -29,7 +29,7 @@ from .envelope import (
     item_head,
     seal_items,
 )
-from .errors import BusError, DeadlineExceeded, MessageTooLarge, SchemaMismatch, WouldBlock
+from .errors import BusError, DeadlineExceeded, MessageTooLarge, SchemaMismatch, WouldBlock, copy_of
 from .handshake import Introduction
 from .latest import LatestOutbox
 from .limits import Limits
@@ -171,7 +171,7 @@ class Outgoing:
 
     async def _wait_for_credit(self, channel: int, nbytes: int, deadline_s: float) -> None:
         if self._ended is not None:
-            raise _copy(self._ended)
+            raise copy_of(self._ended)
         if deadline_s <= 0:
             raise WouldBlock("no credit now", peer=self.peer, channel=CHANNELS[channel])
         future: Any = self._loop.create_future()
@@ -180,7 +180,7 @@ class Outgoing:
         try:
             await until(future, deadline_s, lambda: self._no_credit(channel, deadline_s))
             if self._ended is not None:
-                raise _copy(self._ended)
+                raise copy_of(self._ended)
         except BaseException:
             if waiter in self._waiting[channel]:
                 self._waiting[channel].remove(waiter)
@@ -188,6 +188,8 @@ class Outgoing:
                 self.credits[channel].give_back(nbytes)
             self._hand_on_credit(channel)
             raise
+        finally:
+            del waiter, future
 
     def _hand_on_credit(self, channel: int) -> None:
         waiting, credit = self._waiting[channel], self.credits[channel]
@@ -352,7 +354,7 @@ class Outgoing:
                 receipt.settle(_with_facts(error, receipt))
             for _, future in self._waiting[channel]:
                 if not future.done():
-                    future.set_exception(_copy(error))
+                    future.set_exception(copy_of(error))
             self._waiting[channel].clear()
         return lost
 
@@ -373,14 +375,7 @@ class Outgoing:
         }
 
 
-def _copy(error: BusError) -> BusError:
-    make, arguments = error.__reduce__()
-    copied = make(*arguments)
-    copied.__dict__.update(error.__dict__)
-    return copied  # type: ignore[no-any-return]
-
-
 def _with_facts(error: BusError, receipt: Receipt) -> BusError:
-    copied = _copy(error)
+    copied = copy_of(error)
     copied.channel, copied.message_id = CHANNELS[receipt.channel], receipt.message_id
     return copied

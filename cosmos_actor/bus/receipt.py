@@ -1,4 +1,8 @@
-"""What a sender holds of a message that is under way, and how to wait for anything with a deadline."""
+"""What a sender holds of a message that is under way, and how to wait for anything with a deadline.
+
+A future keeps its error, the error the frames that it passed: whoever waits lets go of the future before the error
+passes, or the two keep each other, and every array in those frames, until the garbage collector comes by.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 from typing import Any, Callable, List, Optional
 
 from .envelope import CHANNELS
-from .errors import BusError, DeadlineExceeded
+from .errors import BusError, DeadlineExceeded, copy_of
 
 
 async def until(future: Any, deadline_s: float, expired: Callable[[], BusError]) -> Any:
@@ -19,6 +23,7 @@ async def until(future: Any, deadline_s: float, expired: Callable[[], BusError])
         return await future
     finally:
         handle.cancel()
+        del future
 
 
 def _expire(future: Any, expired: Callable[[], BusError]) -> None:
@@ -74,8 +79,9 @@ class Receipt:
                 timer.cancel()
                 if self._value is _PENDING:
                     waiters.remove(waiter)
+                del waiter
         if isinstance(self._value, BusError):
-            raise self._value
+            raise copy_of(self._value)
         return self._value
 
     def settle(self, value: Any) -> None:

@@ -19,6 +19,9 @@ from .errors import BusError, CorruptFrame
 SHARED_FROM_BYTES = 4096
 """Below it the copy into the message is cheaper than a place in the ring."""
 
+LAST_POSITION = 2**62
+"""Nobody gets there; what is beyond does not fit into the answer that names it."""
+
 _ALIGNMENT_BYTES = 64
 
 
@@ -69,13 +72,18 @@ class RingWriter:
 class RingReader:
     """The receiver's side, without the right to write."""
 
-    def __init__(self, offer: Any) -> None:
-        """Raises BusError if the offer can not be opened here; the sender then uses the socket alone."""
+    def __init__(self, offer: Any, most_bytes: Optional[int] = None) -> None:
+        """Raises BusError if the offer can not be opened here; the sender then uses the socket alone.
+
+        `most_bytes`: what one message may have in it, None: as much as the ring has.
+        """
         if type(offer) is not list or [type(part) for part in offer] != [int, int, bytes, int]:
             raise BusError("no offer of a ring")
         pid, fd, token, size_bytes = offer
         self._view = ArenaView(pid, fd, token, size_bytes)
         self._capacity = size_bytes - self._view.first_byte
+        self._most_bytes = self._capacity if most_bytes is None else min(self._capacity, most_bytes)
+        self._taken_bytes = 0
         self.taken = 0
         """Where the last of what was read ends."""
         self.freed = 0
@@ -86,9 +94,14 @@ class RingReader:
 
         A message that lies in the ring is taken before its arrays, which were put before it.
         """
-        place = position % self._capacity
-        if type(nbytes) is not int or position < self.freed or not 0 <= nbytes <= self._capacity - place:
+        if type(position) is not int or type(nbytes) is not int or not self.freed <= position < LAST_POSITION:
             raise CorruptFrame("an array outside its ring")
+        place = position % self._capacity
+        if not 0 <= nbytes <= self._capacity - place:
+            raise CorruptFrame("an array outside its ring")
+        self._taken_bytes += nbytes
+        if self._taken_bytes > self._most_bytes:
+            raise CorruptFrame(f"a message with more than {self._most_bytes} bytes in its ring")
         begin = self._view.first_byte + place
         self.taken = max(self.taken, position + nbytes + -nbytes % _ALIGNMENT_BYTES)
         return self._view.mapping[begin:begin + nbytes]
@@ -96,6 +109,7 @@ class RingReader:
     def free(self) -> int:
         """Everything taken so far may be overwritten: the message is read. Returns up to where."""
         self.freed = self.taken
+        self._taken_bytes = 0
         return self.freed
 
     def close(self) -> None:

@@ -290,6 +290,8 @@ def to_plain(message: Any) -> Tuple[ObjectCodec, Any, Encoding]:
         return inner, inner._encode(message, encoding), encoding
     except Bad as bad:
         raise SchemaMismatch(f"schema {inner.name}: {bad}") from None
+    except RecursionError:
+        raise SchemaMismatch(f"schema {inner.name}: a Json value is nested too deep") from None
 
 
 def from_plain(
@@ -304,6 +306,8 @@ def from_plain(
         return inner._decode(plain, decoding), decoding.references
     except Bad as bad:
         raise SchemaMismatch(f"schema {inner.name}: {bad}") from None
+    except RecursionError:
+        raise SchemaMismatch(f"schema {inner.name}: a Json value is nested too deep") from None
 
 
 def check_key(ours: Tuple[str, int, int], version: int, fingerprint: int) -> None:
@@ -330,12 +334,29 @@ def pack(plain: Any) -> bytes:
     return msgpack.packb(plain, use_bin_type=True)  # type: ignore[no-any-return]
 
 
+SKIM_FROM_BYTES = 1024
+"""Longer msgpack is gone through once before anything is made of it. A list in a list in a list, each of which only
+claims to be long, made the parser reserve 8 GB for 1 MB of input; what is shorter can make it reserve 2 MB."""
+
+
 def unpack(data: Any) -> Any:
-    """The plain value in these bytes; ValueError for anything but one whole msgpack value without extensions."""
+    """The plain value in these bytes; ValueError for anything but one whole msgpack value without extensions.
+
+    A timestamp, which is an extension that msgpack knows itself, comes as a float.
+    """
     try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extensions)
+        if len(data) > SKIM_FROM_BYTES:
+            _skim(data)
+        return msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extensions, timestamp=1)
     except (msgpack.exceptions.UnpackException, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not msgpack: {type(error).__name__}") from None
+
+
+def _skim(data: Any) -> None:
+    """Raises unless all is there that is claimed to be."""
+    skimmed = msgpack.Unpacker(max_buffer_size=len(data), read_size=1)
+    skimmed.feed(data)
+    skimmed.skip()
 
 
 def _no_extensions(code: int, data: bytes) -> Any:

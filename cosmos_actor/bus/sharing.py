@@ -13,8 +13,9 @@ from .ring import RingReader, RingWriter
 class Sharing:
     """Both sides offer, then both accept; whatever of the other's can not be opened is done by the socket."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        """0: nothing is shared."""
+    def __init__(self, capacity_bytes: int, message_bytes: Optional[int] = None) -> None:
+        """0: nothing is shared. `message_bytes`: what one message of the peer may have in its ring."""
+        self._message_bytes = message_bytes
         self.writer = RingWriter(capacity_bytes) if capacity_bytes else None
         self.reader: Optional[RingReader] = None
         self._lane_in = LaneReader() if capacity_bytes else None
@@ -35,7 +36,7 @@ class Sharing:
         self._turn = InTurn()
         try:
             ring, lane = offer
-            self.reader = RingReader(ring)
+            self.reader = RingReader(ring, self._message_bytes)
             self._lane_out = LaneWriter(ring[0], lane, self.writer)
         except (BusError, TypeError, ValueError):
             pass

@@ -127,7 +127,7 @@ def test_two_ways_give_one_order(by_lane: list[bool], random: Any) -> None:
     while any(ways):
         way = random.choice([way for way in ways if way])
         number = way.pop(0)
-        seen += [frames[0] for frames in turn.take([number, NUMBER.pack(number)])]
+        seen += [int(frames[0]) for frames in turn.take([b"%d" % number, NUMBER.pack(number)])]
     assert seen == list(range(1, len(by_lane) + 1))
 
 

@@ -40,9 +40,10 @@ def test_what_is_put_is_taken_in_order_and_never_overwritten_before(steps: list[
         elif under_way:
             position, data = under_way.pop(0)
             assert reader.take(position, len(data)) == data
-            writer.free(reader.taken)
+            writer.free(reader.free())
     for position, data in under_way:
         assert reader.take(position, len(data)) == data
+        reader.free()
     reader.close()
     writer.close()
 
@@ -80,6 +81,24 @@ def test_places_outside_are_corrupt(ends: tuple[RingWriter, RingReader]) -> None
         reader.take(0, 5000)
     with pytest.raises(ValueError, match="never written"):
         writer.free(10_000)
+
+
+def test_a_message_can_not_have_more_in_the_ring_than_the_ring_or_the_link_takes() -> None:
+    writer = RingWriter(CAPACITY)
+    whole, limited = RingReader(writer.offer()), RingReader(writer.offer(), 5000)
+    for reader, times in ((whole, CAPACITY // 4096), (limited, 1)):
+        for _ in range(times):
+            reader.take(0, 4096)
+        with pytest.raises(CorruptFrame, match="a message with more than"):
+            reader.take(0, 4096)
+        reader.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("position", [0.0, 2**63, float("nan"), "0", None, True, -1])
+def test_a_position_that_is_none_is_corrupt(ends: tuple[RingWriter, RingReader], position: object) -> None:
+    with pytest.raises(CorruptFrame, match="outside its ring"):
+        ends[1].take(position, 1)  # type: ignore[arg-type]
 
 
 def test_the_reader_can_not_write(ends: tuple[RingWriter, RingReader]) -> None:

@@ -7,16 +7,20 @@ clock is another. A schedule is wholly determined by its seed.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_actor.bus import Bus, BusError, Identity, Limits, MemoryNetwork, MemoryTransport, PeerLost
+import numpy as np
+
+from cosmos_actor.bus import BulkGone, Bus, BusError, Identity, Limits, MemoryNetwork, MemoryTransport, PeerLost
+from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.bus.clock import Clock
 from cosmos_actor.bus.envelope import CALL, EVENT, WORK
 from cosmos_actor.bus.faults import Faults, FaultyTransport
-from tests.bus.messages import Number
+from tests.bus.messages import Inner, Number
 from tests.simulation.virtual_loop import run
 
 LIMIT_S = 900.0
@@ -31,6 +35,14 @@ LIMITS = Limits(work_window_messages=6, call_window_messages=3, event_window_mes
 
 CLOSED, SILENT, ZOMBIE = "closed", "silent", "zombie"
 """How a receiver dies: its kernel closes its connections; its host loses power; it was only stopped, and wakes."""
+
+
+BUDGET_BYTES = 64 * 1024
+"""Room for 16 arrays: a leak of leases stops everything."""
+
+
+def array_of(number: int) -> Inner:
+    return Inner(np.full(100, number, np.float32))
 
 
 class Violation(AssertionError):
@@ -48,6 +60,8 @@ class Plan:
     crashes: list[tuple[float, int, str]]
     """(when, which receiver, how)."""
     receivers_dial: bool
+    arrays: bool
+    """Work and answers carry arrays by reference: leases are lent, given back and freed."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -63,7 +77,7 @@ class Plan:
         kinds = [CLOSED, CLOSED, SILENT, ZOMBIE if receivers_dial else CLOSED]
         crashes = sorted((draw.uniform(0, 6), draw.randrange(receivers), draw.choice(kinds))
                          for _ in range(draw.choice([0, 0, 1, 2, 4])))
-        return cls(seed, receivers, draw.randint(1, 16), faults, crashes, receivers_dial)
+        return cls(seed, receivers, draw.randint(1, 16), faults, crashes, receivers_dial, draw.random() < 0.3)
 
 
 class LoopClock(Clock):
@@ -86,6 +100,7 @@ class World:
         self.events: dict[tuple[str, str], list[int]] = defaultdict(list)
         self.sent_events: dict[tuple[str, str], int] = defaultdict(int)
         self.order: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self.buses: list[Bus] = []
         self.receivers: list[Bus] = []
         self.zombies: list[Bus] = []
         self.lives = 0
@@ -101,8 +116,10 @@ class World:
         transport = FaultyTransport(MemoryTransport(self.network), self.plan.faults)
         self.transports.append(transport)
         identity = Identity("run", role, actor, f"life{self.lives}")
-        bus = Bus(identity, transport, None, limits=LIMITS, clock=LoopClock())
+        bus = Bus(identity, transport, None, limits=LIMITS, clock=LoopClock(),
+                  bulk=BulkSettings(budget_bytes=BUDGET_BYTES, threshold_bytes=64) if self.plan.arrays else None)
         serve(bus)
+        self.buses.append(bus)
         return bus
 
     def _serve_sender(self, bus: Bus) -> None:
@@ -116,18 +133,28 @@ class World:
     def _serve_receiver(self, bus: Bus) -> None:
         incarnation = bus.identity.incarnation
 
-        async def work(message: Number, link: Any) -> Number:
+        async def work(number: int, link: Any) -> int:
             order = self.order[incarnation, link.session]
-            if message.value in order:
-                self.violations.append(f"{bus.identity} handled {message.value} twice in one session")
-            order.append(message.value)
+            if number in order:
+                self.violations.append(f"{bus.identity} handled {number} twice in one session")
+            order.append(number)
             await asyncio.sleep(self.random.choice([0.0, 0.001, 0.02, 0.5]))
             if bus not in self.receivers and bus not in self.zombies:
-                return Number(-1)  # it has crashed meanwhile: what a dead process does has no effect
-            self.handled[message.value] += 1
-            return Number(message.value + 1)
+                return -1  # it has crashed meanwhile: what a dead process does has no effect
+            self.handled[number] += 1
+            return number + 1
 
-        bus.serve(Number, work)
+        async def plain(message: Number, link: Any) -> Number:
+            return Number(await work(message.value, link))
+
+        async def arrays(message: Inner, link: Any) -> Inner:
+            number = int(message.steps[0])
+            if not (message.steps == number).all():
+                self.violations.append(f"the array of {number} has changed under its reader")
+            return array_of(await work(number, link))
+
+        bus.serve(Number, plain)
+        bus.serve(Inner, arrays)
 
     # -- the life of the job
 
@@ -191,20 +218,22 @@ class World:
                 await asyncio.sleep(0.05)
                 continue
             link = links[number % len(links)]
+            message: Any = array_of(number) if self.plan.arrays else Number(number)
             try:
                 if number % 4 == 3:
-                    answer = await link.call(Number(number), deadline_s=LIMIT_S)
+                    answer = await link.call(message, deadline_s=LIMIT_S)
                 else:
-                    receipt = await link.send_work(Number(number), deadline_s=LIMIT_S)
+                    receipt = await link.send_work(message, deadline_s=LIMIT_S)
                     answer = await receipt.result(LIMIT_S)
-            except PeerLost:
-                self.lost[number] += 1
+            except (PeerLost, BulkGone):
+                self.lost[number] += 1  # the peer, or the array that it lent, is gone
                 continue
-            if answer != Number(number + 1):
-                raise Violation(f"{number} was answered with {answer}")
+            value = int(answer.steps[0]) if self.plan.arrays else answer.value
+            if value != number + 1:
+                raise Violation(f"{number} was answered with {value}")
             if not self.handled[number]:
                 raise Violation(f"{number} was done before any handler had ended")
-            self.answered[number] = answer.value
+            self.answered[number] = value
 
     async def _crash(self) -> None:
         begun = asyncio.get_running_loop().time()
@@ -263,6 +292,10 @@ class World:
             published = bus._published.get("progress")
             if published is not None and link.states.get("progress") != published:
                 return f"{bus.identity} has published {published}, the sender has {link.states}"
+        for bus in [self.sender, *self.receivers]:
+            bulk = None if bus.bulk is None else bus.bulk.statistics()
+            if bulk is not None and (bulk["store"]["leases"] or bulk["loans"]["loans"]):
+                return f"{bus.identity} still has arrays lent or borrowed: {bulk}"
         return ""
 
     def _judge(self) -> None:
@@ -295,6 +328,8 @@ def kill(bus: Bus, told: bool) -> None:
         link.incoming.cancel()
     for dialler in list(bus.diallers):
         dialler.stop()
+    if bus.bulk is not None:
+        bus.bulk.close()
     if bus._ticker is not None:
         bus._ticker.cancel()
     bus._state = "closed"
@@ -310,5 +345,12 @@ def simulate(seed: int) -> World:
         made.append(world)
         await world.live()
 
-    run(life(), limit_s=LIMIT_S)
+    gc.disable()  # what only a garbage collection would free is a leak for as long as none comes
+    try:
+        run(life(), limit_s=LIMIT_S)
+    finally:
+        gc.enable()
+        for bus in made[0].buses:
+            if bus.bulk is not None:
+                bus.bulk.close()
     return made[0]

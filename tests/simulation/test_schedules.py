@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cosmos_actor.bus.bulk.loans import LoanTable
 from cosmos_actor.bus.credit import Credit
 from cosmos_actor.bus.delivery import NEW, Inbox
 from cosmos_actor.bus.incoming import Incoming
@@ -17,12 +18,18 @@ from cosmos_actor.bus.roster import Roster
 from tests.simulation.__main__ import try_seeds
 from tests.simulation.schedule import simulate
 
-SEEDS = 400
+SEEDS, MANY_SEEDS = 150, 4000
 CAUGHT_WITHIN = 300
 
 
 def test_every_promise_holds_on_every_schedule() -> None:
     assert try_seeds(range(SEEDS)) == []
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_every_promise_holds_on_many_schedules() -> None:
+    assert try_seeds(range(SEEDS, MANY_SEEDS)) == []
 
 
 def test_schedules_are_not_all_quiet() -> None:
@@ -95,6 +102,15 @@ def credit_leak(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Credit, "give_back", leaky)
 
 
+def lease_leak(patch: pytest.MonkeyPatch) -> None:
+    use_ended, chance = LoanTable.use_ended, random.Random(0)
+
+    def forgetful(self: LoanTable, key: Any) -> Any:
+        return use_ended(self, key) if chance.random() > 0.02 else []
+
+    patch.setattr(LoanTable, "use_ended", forgetful)
+
+
 def gaps_are_passed_over(patch: pytest.MonkeyPatch) -> None:
     accept = Inbox.accept
 
@@ -105,8 +121,8 @@ def gaps_are_passed_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Inbox, "accept", impatient)
 
 
-@pytest.mark.parametrize(
-    "plant", [acknowledge_before_processing, no_dedup, stale_incarnation_accepted, credit_leak, gaps_are_passed_over])
+@pytest.mark.parametrize("plant", [
+    acknowledge_before_processing, no_dedup, stale_incarnation_accepted, credit_leak, lease_leak, gaps_are_passed_over])
 def test_a_planted_bug_is_caught(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert any(try_seeds(range(at, at + 10)) for at in range(0, CAUGHT_WITHIN, 10))
+    assert any(try_seeds(range(seed, seed + 1)) for seed in range(CAUGHT_WITHIN))

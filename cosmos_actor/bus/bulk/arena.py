@@ -113,6 +113,8 @@ class ArenaView:
         """Raises ArenaRefused unless descriptor `fd` of process `pid` is the arena with this token and size."""
         self._path = f"/proc/{pid}/fd/{fd}"
         self.mapping, self._file = _map(self._path, size_bytes)
+        if size_bytes < HEAD.size:
+            raise ArenaRefused(f"descriptor {fd} of process {pid} is no arena: {size_bytes} bytes are none")
         magic, found, first_byte, size = HEAD.unpack_from(self.mapping, 0)
         if magic != MAGIC or found != token or size != size_bytes or not PAGE_BYTES < first_byte <= size:
             raise ArenaRefused(f"descriptor {fd} of process {pid} is another arena: the producer is gone")
@@ -160,6 +162,8 @@ def _map(path: str, size_bytes: int) -> Tuple[mmap.mmap, Tuple[int, int]]:
         return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ), (found.st_dev, found.st_ino)
     except OSError as error:
         raise ArenaRefused(f"{path}: {error.strerror}") from None
+    except (ValueError, OverflowError) as error:
+        raise ArenaRefused(f"{path}: {error}") from None
     finally:
         os.close(fd)
 

@@ -88,7 +88,14 @@ class Connection:
     def _dial(self) -> None:
         self._socket = make_bulk_dealer(self._context, self._keys, self._server_key, MAX_REPLY_BYTES)
         self._monitor = make_monitor(self._socket, _EVENTS)
-        self._socket.connect(self.address)
+        try:
+            if not self.address.startswith("tcp://"):
+                raise zmq.ZMQError(msg="only tcp://HOST:PORT is dialled")
+            self._socket.connect(self.address)
+        except (zmq.ZMQError, ValueError) as error:
+            # It stood in a reference: whoever wrote that is told, and the streams of others go on.
+            self.refusal = f"no address of a bulk server: {error}"
+            self.close()
 
     def _receive(self) -> Optional[List[Any]]:
         try:

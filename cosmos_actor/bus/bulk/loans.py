@@ -61,7 +61,7 @@ class LoanTable:
     def given_back(self, key: Key, taker: str, count: int = 1) -> Returns:
         """`taker` gave loans back; what is to be given back in turn. Loans it does not have are counted and ignored."""
         loan = self._loans.get(key)
-        if loan is None or loan.lent.get(taker, 0) < count:
+        if loan is None or not 0 < count <= loan.lent.get(taker, 0):
             self._counts["stale_returns"] += 1
             return []
         loan.lent[taker] -= count

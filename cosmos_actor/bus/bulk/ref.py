@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Sequence, Tuple
 
 import numpy as np
 
 from ..codec import DTYPES, MAX_ARRAY_RANK, ArrayReference
 from ..errors import BulkCorrupt, BulkError
 from ..schema import schema
+
+LAST_GENERATION = 2**62
+"""No owner gets there; what is beyond does not fit into an ask for it."""
 
 
 @schema("bulk_ref", version=1)
@@ -68,14 +71,29 @@ def storable(array: Any, dtype: str) -> Tuple[Any, str]:
     return plain, name
 
 
+def possible_shape(shape: Sequence[int], itemsize: int) -> bool:
+    """Whether numpy can make such an array at all, however much memory there is: it refuses some that are empty."""
+    if len(shape) > MAX_ARRAY_RANK:
+        return False
+    nbytes = itemsize
+    for size in shape:
+        if size < 0:
+            return False
+        nbytes *= max(1, size)
+    return nbytes < 2**63
+
+
 def storage_dtype(ref: BulkRef) -> Any:
     """The numpy dtype of the stored items. Raises BulkCorrupt for a reference that contradicts itself."""
     kind = DTYPES.get(ref.dtype)
     if kind is None or len(ref.shape) > MAX_ARRAY_RANK or any(size < 0 for size in ref.shape):
         raise BulkCorrupt(f"{ref}: no array has this dtype and shape", peer=ref.owner)
+    if len(ref.arena) != 16 or not 0 <= ref.generation < LAST_GENERATION:
+        raise BulkCorrupt(f"{ref}: no arena has this array", peer=ref.owner)
     items = 1
     for size in ref.shape:
         items *= size
-    if items * kind.itemsize != ref.nbytes or ref.offset < 0 or ref.offset + ref.nbytes > ref.arena_bytes:
+    fits = possible_shape(ref.shape, kind.itemsize) and items * kind.itemsize == ref.nbytes
+    if not fits or ref.offset < 0 or ref.offset + ref.nbytes > ref.arena_bytes:
         raise BulkCorrupt(f"{ref}: the size does not follow from dtype, shape and arena", peer=ref.owner)
     return kind

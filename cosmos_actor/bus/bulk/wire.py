@@ -72,7 +72,9 @@ def unpack_reply(frames: Sequence[Any]) -> Any:
     """A Chunk or a No. Raises CorruptFrame."""
     if len(frames) == 1:
         values = _unpack(frames, frame_count=1, value_count=3)
-        return No(_bytes(values[1], 8), str(values[2]))
+        if type(values[2]) is not str:
+            raise CorruptFrame("a bulk message says no without a reason", channel="bulk")
+        return No(_bytes(values[1], 8), values[2])
     values = _unpack(frames, frame_count=2, value_count=7)
     return Chunk(_ask(values[1:6]), _bytes(values[6], 32), frames[1])
 
@@ -113,6 +115,8 @@ def _unpack(frames: Sequence[Any], *, frame_count: int, value_count: int) -> Any
         raise CorruptFrame(f"a bulk message is {error}", channel="bulk") from None
     if type(values) is not list or len(values) != value_count:
         raise CorruptFrame("a bulk message has another form", channel="bulk")
+    if type(values[0]) is not int:
+        raise CorruptFrame("a bulk message without a protocol", channel="bulk")
     if values[0] != VERSION:
-        raise CorruptFrame(f"bulk protocol {values[0]!r}, ours is {VERSION}", channel="bulk")
+        raise CorruptFrame(f"bulk protocol {values[0]}, ours is {VERSION}", channel="bulk")
     return values

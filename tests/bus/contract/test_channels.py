@@ -74,6 +74,30 @@ def test_a_handler_that_raises_is_the_senders_remote_error(world: World) -> None
     world.run(scenario)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_error_that_is_none_of_exception_is_an_answer_too(world: World, waits: bool) -> None:
+    """Libraries have such errors (torch's CheckpointException, the panics of Rust). Without an answer it is a hang."""
+    class LibraryPanic(BaseException):
+        pass
+
+    def fail(message: Fail, link: Any) -> None:
+        raise LibraryPanic(message.text)
+
+    async def fail_later(message: Fail, link: Any) -> None:
+        await asyncio.sleep(0)
+        fail(message, link)
+
+    async def scenario(world: World) -> None:
+        _, _, link = await world.pair(prepare=lambda bus: bus.serve(Fail, fail_later if waits else fail))
+        receipt = await link.send_work(Fail("no room"))
+        with pytest.raises(RemoteError, match="LibraryPanic: no room"):
+            await receipt.result(5)
+        with pytest.raises(RemoteError, match="LibraryPanic: no room"):
+            await link.call(Fail("no room"), deadline_s=5)
+
+    world.run(scenario)
+
+
 def test_work_that_nobody_serves_is_answered_so(world: World) -> None:
     async def scenario(world: World) -> None:
         _, _, link = await world.pair()

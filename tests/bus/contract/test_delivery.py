@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cosmos_actor.bus import Bus, GapError, Limits, LinkClosed, MessageTooLarge, PeerLost
+from cosmos_actor.bus import Bus, DeadlineExceeded, GapError, Limits, LinkClosed, MessageTooLarge, PeerLost
 from tests.bus.messages import Number, Observation
 from tests.bus.world import FakeClock, Meddler, World, eventually, flip_bit
 
@@ -355,3 +357,37 @@ def test_statistics_add_up(world: World) -> None:
         assert sending["credit"]["work"]["used_messages"] == 0
 
     world.run(scenario)
+
+
+def test_errors_keep_nothing_alive(world: World) -> None:
+    """Whoever was told that its message is lost, late or not accepted holds it no longer, without a collection."""
+
+    async def scenario(world: World) -> None:
+        async def never(message: Observation, link: Any) -> None:
+            await asyncio.Event().wait()
+
+        near, far, link = await world.pair(
+            prepare=lambda bus: bus.serve(Observation, never), limits=Limits(work_window_messages=1))
+
+        async def attempt(kind: type[BaseException]) -> Any:
+            image = np.zeros((8, 8, 3), np.uint8)
+            try:
+                receipt = await link.send_work(Observation("e", image, np.zeros(1)), deadline_s=0.05)
+                await receipt.result(0.05)
+            except kind:
+                await asyncio.sleep(0)  # the loop holds on to the wait until its turn is over
+                return weakref.ref(image)
+            raise AssertionError(f"no {kind.__name__}")
+
+        first = await attempt(DeadlineExceeded)
+        second = await attempt(DeadlineExceeded)
+        assert second() is None, "it was not accepted"
+        near.forget("rollout-0", far.identity.incarnation, "killed by SIGKILL")
+        assert first() is None, "it is lost"
+        assert (await attempt(PeerLost))() is None
+
+    gc.disable()
+    try:
+        world.run(scenario)
+    finally:
+        gc.enable()

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_actor.actors.watch import BLOCKED, ENDLESS, SILENT
+from cosmos_actor.actors.watch import BLOCKED, ENDLESS, SILENT, doing, sight_of
 
 GONE, STARTING, PAUSED, COMPUTING, WAITING, IDLE = "gone", "starting", "paused", "computing", "waiting", "idle"
 SEVERITY = (GONE, SILENT, BLOCKED, ENDLESS, STARTING, PAUSED, COMPUTING, WAITING, IDLE)
@@ -162,15 +162,14 @@ def _absent(child: Mapping[str, Any]) -> tuple[str, str, float]:
 
 
 def _present(member: Mapping[str, Any], told: Mapping[str, Any], stuck_s: float) -> tuple[str, str, float]:
-    silent_s, pause = float(member.get("silent_s", 0.0)), told.get("pause")
-    computing = told.get("computing")
-    label = computing["what"] if computing else member.get("state") or "dialling"
-    if silent_s >= stuck_s:
-        text = f"gave no heartbeat for {_s(silent_s)}; last seen in {label}{_process(member)}"
-        return SILENT, text, silent_s
-    if pause:
+    sight, label, computing = sight_of(member), doing(member), told.get("computing")
+    if sight.paused:
+        pause = told["pause"]
         return PAUSED, f"is in a declared pause for {pause['what']}, {_s(pause['left_s'])} left", 0.0
-    if computing and told.get("blocked"):
+    if sight.silent_s >= stuck_s:
+        text = f"gave no heartbeat for {_s(sight.silent_s)}, last seen at {label}{_process(member)}"
+        return SILENT, text, sight.silent_s
+    if computing and sight.blocked:
         return BLOCKED, (f"is blocked in {label} for {_s(computing['still_s'])}: no progress, and no use of a CPU"
                          f"{_for_whom(told)}"), computing["still_s"]
     if member.get("stuck") == ENDLESS and computing:
@@ -261,14 +260,14 @@ def _waiting_lines(graph: Graph) -> Iterator[str]:
 
 def _wait_text(graph: Graph, node: Node, wait: Wait, total: int) -> str:
     """What and where; what the node's own text has said already is left out."""
-    share = f"{wait.count} of {total} " if total > 1 else ""
+    share = f"{wait.count} of {total}: " if total > 1 else ""
     what = "" if node.text.endswith(f" for {wait.what}") else f"{wait.what} "
     if wait.place:
         return f"{share}{what}{wait.place}" if what else f"{share}{wait.place}"
     if len(wait.on) != 1:
         return f"{share}{what}at {' or '.join(wait.on)}"
     other = graph.nodes.get(wait.on[0])
-    which = f", which {other.text}" if other is not None and other.standing != WAITING else ""
+    which = f", which {other.text.partition(';')[0]}" if other is not None and other.standing != WAITING else ""
     return f"{share}{what}at {wait.on[0]} for {_s(wait.for_s)}{which}"
 
 

@@ -12,8 +12,11 @@ long blocked one is ever to be killed, and only where that is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from cosmos_actor.actors.messages import READY
 
 SETUP_SHARE = 3.0
 """How much longer an actor that is being set up may be silent."""
@@ -38,6 +41,23 @@ class Sight:
     blocked: bool = False
     # its own loop says that this takes no CPU either
     paused: bool = False
+
+
+def sight_of(member: Mapping[str, Any]) -> Sight:
+    """What a head's entry about a member (`Head.members`) says. Its declared pause runs out also without a word."""
+    told = member.get("statistics") or {}
+    computing = told.get("computing") or {}
+    pause_left_s = (told.get("pause") or {}).get("left_s", 0.0) - member.get("status_s", 0.0)
+    return Sight(
+        actor=member["actor"], incarnation=member["incarnation"], ready=member.get("state") == READY,
+        progress=int(member.get("progress", 0)), silent_s=member.get("silent_s", 0.0), doing=doing(member),
+        still_s=computing.get("still_s", 0.0), blocked=bool(told.get("blocked")), paused=pause_left_s > 0)
+
+
+def doing(member: Mapping[str, Any]) -> str:
+    """What it computed when it was last heard, or else how it was."""
+    computing = (member.get("statistics") or {}).get("computing")
+    return str(computing["what"] if computing else member.get("state") or "dialling")
 
 
 @dataclass(frozen=True)
@@ -131,8 +151,7 @@ class Watch:
 
     def _reason(self, kind: str, sight: Sight) -> str:
         if kind == SILENT:
-            last = f", last seen in {sight.doing}" if sight.doing else ""
-            return f"no heartbeat for {sight.silent_s:.1f} s{last}"
+            return f"no heartbeat for {sight.silent_s:.1f} s, last seen at {sight.doing}"
         if kind == BLOCKED:
             return f"{sight.doing} makes no progress for {sight.still_s:.1f} s and uses no CPU: it waits for something"
         return f"{sight.doing} makes no progress for {sight.still_s:.1f} s, though it uses a CPU"

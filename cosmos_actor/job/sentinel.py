@@ -10,17 +10,16 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cosmos_actor.actors import stacks
 from cosmos_actor.actors.head import Head
-from cosmos_actor.actors.messages import READY
 from cosmos_actor.actors.processes import process_state, with_processes
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.wait_graph import graph_of, one_line
-from cosmos_actor.actors.watch import SILENT, Finding, GoesOn, KillStuck, Sight, Standstill, Stuck, Watch
+from cosmos_actor.actors.watch import SILENT, Finding, GoesOn, KillStuck, Standstill, Stuck, Watch, sight_of
 
 LOOK_S = 0.25
 """Between two looks. Rarer, and what is stuck is not found within 3 s."""
@@ -51,7 +50,7 @@ class Sentinel:
         while True:
             now = time.monotonic()
             if now - self._looked_at < OVERSLEPT_S:
-                for finding in self._watch.look(now, [_sight(member) for member in self._head.members()]):
+                for finding in self._watch.look(now, [sight_of(member) for member in self._head.members()]):
                     await self._report(finding)
             self._looked_at = time.monotonic()
             await asyncio.sleep(LOOK_S)
@@ -114,16 +113,6 @@ class Sentinel:
 
     def _event(self, name: str, **fields: Any) -> None:
         self._events.append({"time": time.time(), "event": name, **fields})
-
-
-def _sight(member: Mapping[str, Any]) -> Sight:
-    told = member.get("statistics") or {}
-    computing = told.get("computing") or {}
-    return Sight(
-        actor=member["actor"], incarnation=member["incarnation"], ready=member.get("state") == READY,
-        progress=int(member.get("progress", 0)), silent_s=member.get("silent_s", 0.0),
-        doing=computing.get("what") or str(member.get("state", "")), still_s=computing.get("still_s", 0.0),
-        blocked=bool(told.get("blocked")), paused="pause" in told)
 
 
 def _append(path: Path, text: str) -> None:

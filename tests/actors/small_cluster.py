@@ -68,12 +68,12 @@ class SmallCluster:
 
     async def add(
         self, actor: str, role: Callable[[Context], Role] = EchoRole, *, joined: bool = False,
-        worker: Worker | None = None,
+        worker: Worker | None = None, blocked_s: float = 2.5,
     ) -> ActorRuntime:
         """A new incarnation of `actor`, announced, its setup begun."""
         bus = self._bus(actor.rpartition("-")[0], actor)
         runtime = ActorRuntime(bus, role, self.settings, 7, worker=worker or InlineWorker(), clock=SystemClock(),
-                               joined=joined)
+                               joined=joined, blocked_s=blocked_s)
         await runtime.start("memory://head", f"memory://{actor}/{bus.identity.incarnation}")
         runtime.begin()
         self.actors[actor] = runtime

@@ -42,12 +42,12 @@ def test_the_longest_wait_names_where_its_questions_are_and_how_those_actors_sta
         member("policy-0", idle_s=41.0))
     text = lines(made)
     assert text[0] == "likely cause"
-    assert text[1].startswith("  rollout-2 gave no heartbeat for 40 s; last seen in generate")
+    assert text[1].startswith("  rollout-2 gave no heartbeat for 40 s, last seen at generate")
     assert text[1].endswith("waited for by controller-0, policy-0")
     [line] = [line for line in text if line.startswith("  controller-0 waits")]
-    assert line.startswith("  controller-0 waits 41 s for samples of step 17: 3 of 8 4 prompts of step 17 at rollout-2 "
-                           "for 41 s, which gave no heartbeat for 40 s")
-    assert "5 of 8 4 prompts of step 17 at rollout-0 for 2.0 s, which computes generate for 2.0 s" in line
+    assert line.startswith("  controller-0 waits 41 s for samples of step 17: 3 of 8: 4 prompts of step 17 at "
+                           "rollout-2 for 41 s, which gave no heartbeat for 40 s")
+    assert "5 of 8: 4 prompts of step 17 at rollout-0 for 2.0 s, which computes generate for 2.0 s" in line
     assert text[-1] == "  nothing to do: policy-0 (41 s)"
 
 

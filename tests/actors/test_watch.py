@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from cosmos_actor.actors.watch import BLOCKED, ENDLESS, SILENT, GoesOn, KillStuck, Sight, Standstill, Stuck, Watch
+from cosmos_actor.actors.watch import (
+    BLOCKED,
+    ENDLESS,
+    SILENT,
+    GoesOn,
+    KillStuck,
+    Sight,
+    Standstill,
+    Stuck,
+    Watch,
+    sight_of,
+)
 
 
 def watch(*, kill: bool = False) -> Watch:
@@ -28,7 +39,7 @@ def look_every_quarter(guard: Watch, begin: float, end: float, sight: Any) -> li
 def test_a_silent_process_is_reported_once_and_within_three_seconds():
     findings = look_every_quarter(watch(), 0.25, 20.0, lambda now: seen(silent_s=now))
     assert [(now, type(finding), finding.kind) for now, finding in findings] == [(2.5, Stuck, SILENT)]
-    assert findings[0][1].reason == "no heartbeat for 2.5 s, last seen in generate"
+    assert findings[0][1].reason == "no heartbeat for 2.5 s, last seen at generate"
 
 
 def test_a_blocked_handler_is_reported_once_and_by_name():
@@ -102,3 +113,9 @@ def test_time_in_which_nobody_looked_does_not_count():
     guard.look(0.25, [seen()])
     assert guard.look(500.0, [seen()]) == []
     assert guard.still_for_s(500.0) < 1.0
+
+
+def test_a_declared_pause_runs_out_also_when_the_actor_says_no_more():
+    told = {"pause": {"what": "a checkpoint", "left_s": 10.0}}
+    entry = {"actor": "policy-0", "incarnation": "1-a", "state": "ready", "statistics": told}
+    assert [sight_of({**entry, "status_s": age}).paused for age in (1.0, 9.0, 11.0)] == [True, True, False]

@@ -37,6 +37,10 @@ class AskedToExit(Exception):
     """A role's code called sys.exit, as some graders and parsers do: a failure of that call."""
 
 
+class Panic(Exception):
+    """A library failed with an error that Python does not count among the failures, as Rust's panics come through."""
+
+
 class WeightSource(Protocol):
     """Brings a published version's tensors, verified, or raises and brings nothing."""
 
@@ -126,5 +130,9 @@ class Context:
                 return function(*arguments)
         except SystemExit as error:  # it would end the actor, and the next one that takes the work, and so on
             raise AskedToExit(f"{label} called sys.exit({error.code!r})") from error
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # of a library: nothing above would take it for a failure of this call
+            raise Panic(f"{label}: {type(error).__name__}: {error}") from error
         finally:
             self.busy_seconds += self.clock.monotonic() - begun

@@ -28,6 +28,8 @@ from cosmos_actor.actors.json_lines import JsonLinesWriter
 
 FORMAT = 1
 SETTING = "run.run_dir"
+ANOTHER_CHECKPOINT = "go on from another checkpoint by writing its name into latest_checkpoint.txt, or start a new run"
+"""What can be done about one that is damaged."""
 SHOWN = 200
 """Characters of a path in a message."""
 KEYS_NAMED = 8
@@ -247,6 +249,9 @@ def _other_configuration(paths: RunPaths, resolved: str, resumable: Collection[s
     line = f"{paths.root} is of another configuration"
     if resolved and paths.configuration.exists():
         keys = [key for key in differing_keys(paths.configuration.read_text(), resolved) if key not in resumable]
-        shown = ", ".join(keys[:KEYS_NAMED]) + (f" and {len(keys) - KEYS_NAMED} more" if len(keys) > KEYS_NAMED else "")
-        line += f"; these differ: {shown}" if keys else ""
+        if not keys:
+            return RunDirectoryMismatch(f"{paths.configuration} and {paths.identity.name} do not belong together: one of "
+                                        "them was changed; put it back, or start a new run", setting=SETTING)
+        more = f" and {len(keys) - KEYS_NAMED} more" if len(keys) > KEYS_NAMED else ""
+        line += f"; these differ: {', '.join(keys[:KEYS_NAMED])}{more}"
     return RunDirectoryMismatch(f"{line}; name another directory", setting=SETTING)

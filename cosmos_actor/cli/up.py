@@ -79,6 +79,8 @@ def _to_resume(recipe: str, flags: list[str], run_dir: str) -> tuple[RunSettings
     name = resolve(recipe).run.name if recipe else ""
     paths = find_run(run_dir) if run_dir else newest_of(name)
     resolved = load_resolved(paths.configuration, flags)
+    if not resolved.run.name:  # every run has one: what else the file has lost can not be known
+        raise UserError(f"{paths.configuration} is not whole, it names no run; put it back, or start a new run")
     if name and resolved.run.name != name:
         raise UserError(f"{paths.root} is a run of `{resolved.run.name}`, not of `{name}`", setting="--run-dir")
     return resolved, paths.root

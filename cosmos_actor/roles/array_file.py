@@ -25,10 +25,11 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             raise
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Raises UserError for a file that is missing, cut or changed (each array has a CRC)."""
+def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
+    """Raises UserError, which ends with `remedy`, for a file that is missing, cut or changed (each array has a CRC)."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise UserError(f"{path} can not be read: {error}", setting="run.run_dir") from error
+        why = "it is no file of arrays" if isinstance(error, ValueError) else error  # numpy's words are about pickles
+        raise UserError(f"{path} can not be read: {why}; {remedy}", setting="run.run_dir") from error

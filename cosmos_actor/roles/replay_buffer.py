@@ -8,6 +8,7 @@ from pathlib import Path
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.replay_buffer import Dropped, NotEnoughGroups, ReplayBuffer
 from cosmos_actor.actors.role import handles
+from cosmos_actor.actors.run_directory import ANOTHER_CHECKPOINT
 from cosmos_actor.actors.trajectory import owned
 from cosmos_actor.roles.array_file import read_arrays, write_arrays
 from cosmos_actor.roles.messages import (
@@ -66,9 +67,10 @@ class ReplayBufferRole(StatefulRole):
         if request.directory is not None:
             path = Path(request.directory) / FILE
             try:
-                self.buffer.load_state(read_arrays(path))
+                self.buffer.load_state(read_arrays(path, ANOTHER_CHECKPOINT))
             except (ValueError, KeyError) as error:
-                raise UserError(f"{path} is no replay buffer: {error}", setting="run.run_dir") from error
+                raise UserError(f"{path} is no replay buffer: {error}; {ANOTHER_CHECKPOINT}",
+                                setting="run.run_dir") from error
         return Restored("replay_buffer", request.step)
 
 

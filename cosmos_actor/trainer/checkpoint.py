@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cosmos_actor.actors.disk import refusal
 from cosmos_actor.actors.errors import UserError
+from cosmos_actor.actors.run_directory import ANOTHER_CHECKPOINT
 
 if TYPE_CHECKING:
     from cosmos_actor.trainer.policy import PolicyTrainer
@@ -32,19 +33,23 @@ class CheckpointError(UserError):
     """A checkpoint that can not be used; the line names the file and what is wrong with it."""
 
     def __init__(self, line: str) -> None:
-        super().__init__(f"{line}; go on from another one by writing its name into latest_checkpoint.txt, or start a "
-                         "new run", setting="run.run_dir")
+        super().__init__(f"{line}; {ANOTHER_CHECKPOINT}", setting="run.run_dir")
+
+
+class CheckpointNotWritten(Exception):
+    """A checkpoint could not be written, for another reason than the file system's."""
 
 
 def save_trainer(trainer: PolicyTrainer, directory: Path) -> None:
     """Write everything. A collective; `directory` may exist and is to be empty. Raises RunDirectoryUnusable."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         _save(trainer, directory)
-    except Exception as error:  # torch's writer has kinds of its own around what the file system refused
-        refused = refusal(error)
-        if refused is None:
-            raise
-        raise refused from error
+    except (Exception, CheckpointException) as error:  # torch's own is none of Exception
+        failures = getattr(error, "failures", None) or {0: (error, None)}  # rank -> (error, its stack)
+        refused = next((found for failure, _ in failures.values() if (found := refusal(failure)) is not None), None)
+        raise refused or CheckpointNotWritten(f"{directory} can not be written: {error}") from error
 
 
 def _save(trainer: PolicyTrainer, directory: Path) -> None:

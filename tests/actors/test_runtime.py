@@ -148,17 +148,36 @@ def test_a_long_computation_does_not_hold_a_close(monkeypatch):
     with_cluster(test)
 
 
-def test_a_role_that_calls_exit_fails_that_call_and_lives_on():
+class LibraryPanic(BaseException):
+    """As Rust's panics and torch's CheckpointException come through."""
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (SystemExit("bye"), r"AskedToExit: .*sys\.exit\('bye'\)"), (LibraryPanic("deep inside"), "Panic: .*deep inside")])
+def test_a_role_whose_code_exits_or_panics_fails_that_call_and_lives_on(error, words):
     class ExitingRole(EchoRole):
         @handles(Question)
         def answer(self, question: Question):
-            raise SystemExit("bye")
+            raise error
 
     async def test(cluster: SmallCluster) -> None:
         runtime = await cluster.add("echo-0", ExitingRole, worker=ThreadWorker("test"))
         for _ in range(2):
-            with pytest.raises(RemoteError, match=r"AskedToExit: .*sys\.exit\('bye'\)"):
+            with pytest.raises(RemoteError, match=words):
                 await cluster.fleet.submit("echo", Question(1), deadline_s=5.0, what="an answer")
         assert runtime.state == "ready"
+
+    with_cluster(test)
+
+
+def test_a_setup_that_panics_ends_the_actor_with_that_reason():
+    class PanickingRole(EchoRole):
+        def setup(self):
+            raise LibraryPanic("deep inside")
+
+    async def test(cluster: SmallCluster) -> None:
+        runtime = await cluster.add("echo-0", PanickingRole, worker=ThreadWorker("test"))
+        with pytest.raises(Exception, match="setup: LibraryPanic: deep inside"):
+            await asyncio.wait_for(runtime.until_stopped(), 10.0)
 
     with_cluster(test)

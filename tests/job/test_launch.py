@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from cosmos_actor.actors.errors import UserError
+from cosmos_actor.bus import KeyRing
 from cosmos_actor.job.controller import DRAIN_SIGNAL
-from cosmos_actor.job.launch import Launch
+from cosmos_actor.job.launch import Launch, _run_keys
 
 
 class PlayedSupervisor:
@@ -54,3 +56,17 @@ def test_a_controller_that_is_starting_would_be_killed_by_that_signal_so_all_is_
 
 def test_a_second_signal_stops_everything_at_once(monkeypatch):
     assert signalled("ready", 2, monkeypatch) == ([(4711, DRAIN_SIGNAL)], ["SIGTERM"])
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda key: key.write_bytes(b"\x00" * 64), "rollout.key is not a key file; or delete it"),
+    (lambda key: key.chmod(0o644), "chmod 600; or delete it, then the next start makes new keys"),
+])
+def test_a_key_that_can_not_be_used_is_named_before_anything_starts(tmp_path, damage, words):
+    directory = SimpleNamespace(keys=tmp_path / "keys", run_id="run-1")
+    keys = _run_keys(directory)
+    damage(keys["rollout"])
+    with pytest.raises(UserError, match=words):
+        _run_keys(directory)
+    keys["rollout"].unlink()
+    assert KeyRing.load(_run_keys(directory)["rollout"]).run_id == "run-1"

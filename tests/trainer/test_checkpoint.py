@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from cosmos_actor.actors.errors import RunDirectoryUnusable
 from cosmos_actor.trainer.batch import batch_from_examples
-from cosmos_actor.trainer.checkpoint import CheckpointError, verify
+from cosmos_actor.trainer.checkpoint import CheckpointError, CheckpointNotWritten, verify
 from cosmos_actor.trainer.policy import PolicyTrainer
 from cosmos_actor.weight_plane.digest import weights_digest
 from tests.trainer.make import EXAMPLES, make_engine, make_settings, sample_groups
@@ -156,3 +158,29 @@ def test_verify_needs_no_torch(saved: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_checkpoint_that_finds_no_room_is_one_line_that_names_a_file(tmp_path):
+    """torch wraps what the file system says into an error that is none of Exception: nobody would have answered."""
+    trainer = PolicyTrainer(make_settings())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(RunDirectoryUnusable, match=r"can not be written: File too large.*run\.run_dir"):
+            trainer.save(tmp_path / "policy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(CheckpointError, match="never finished"):
+        verify(tmp_path / "policy")
+
+
+def test_another_failure_of_the_writer_is_an_ordinary_exception(tmp_path, monkeypatch):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    def fail(*arguments, **options):
+        raise CheckpointException("write", {0: (ValueError("a bug"), None)})
+
+    monkeypatch.setattr(dcp, "save", fail)
+    with pytest.raises(CheckpointNotWritten, match="policy can not be written"):
+        PolicyTrainer(make_settings()).save(tmp_path / "policy")

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from cosmos_actor.bus.bulk.ref import BulkRef
+from cosmos_actor.bus.bulk.ref import BulkRef, possible_shape
 from cosmos_actor.bus.codec import DTYPES
 from cosmos_actor.bus.schema import schema
 from cosmos_actor.weight_plane.digest import combined_digest, stored, tensor_digests
@@ -74,7 +74,8 @@ class Manifest:
 
     def _check_entry(self, entry: TensorEntry) -> None:
         kind = DTYPES.get(entry.dtype)
-        if kind is None or min(entry.shape, default=0) < 0 or prod(entry.shape) * kind.itemsize != entry.nbytes:
+        possible = kind is not None and possible_shape(entry.shape, kind.itemsize)
+        if not possible or prod(entry.shape) * kind.itemsize != entry.nbytes:
             raise self._invalid(f"tensor {entry.name} has no {entry.nbytes} bytes as {entry.dtype} {entry.shape}")
         if entry.offset < 0 or entry.offset + entry.nbytes > self.buckets[entry.bucket].nbytes:
             raise self._invalid(f"tensor {entry.name} ends outside its bucket")

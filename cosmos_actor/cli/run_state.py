@@ -64,7 +64,8 @@ def actor_state(actor: ActorView, member: dict[str, Any], *, running: bool) -> d
         "actor": actor.actor, "role": actor.role, "alive": alive, "state": state, "pid": actor.pid,
         "interpreter": actor.interpreter, "host": actor.host or None, "incarnation": actor.incarnation,
         "restarts": actor.restarts, "last_reason": actor.last_reason or None, "reasons": actor.reasons,
-        "doing": member.get("busy_label") or None, "weights_held": member.get("weights_held") or None,
+        "stuck": actor.stuck or None, "doing": member.get("busy_label") or None,
+        "weights_held": member.get("weights_held") or None,
     }
 
 

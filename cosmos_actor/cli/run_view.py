@@ -32,6 +32,7 @@ class ActorView:
     incarnation: str = ""
     host: str = ""
     state: str = "unknown"
+    stuck: str = ""
     restarts: int = 0
     reasons: list[str] = field(default_factory=list)
 
@@ -73,6 +74,8 @@ class RunView:
         if kind == "rewind":
             self.rewinds += 1
             return f"back to the latest checkpoint: {record.get('reason')}"
+        if kind == "standstill":
+            return f"nothing got done for {compact(number(record, 'for_s'), 0)} s: {record.get('why')}; stacks in logs/"
         if not name:
             return str(record.get("reason")) if kind == "stopping" and record.get("kind") in FAILURES else ""
         actor = self.actors.setdefault(name, ActorView(name, role=name.rpartition("-")[0] or name))
@@ -84,8 +87,11 @@ class RunView:
         elif kind == "restarting":
             actor.restarts += 1
             return f"{name}: {reason}; starting it again" + _in(number(record, "delay_s"))
+        elif kind in ("stuck", "goes_on"):
+            actor.stuck = reason
+            return f"{name} is stuck: {reason}" if reason else f"{name} goes on"
         elif kind in ("exited", "departed"):
-            actor.state = "exited"
+            actor.state, actor.stuck = "exited", ""
             actor.reasons.append(reason)
             return f"{name} left: {reason}" if kind == "departed" else ""
         return ""

@@ -32,10 +32,10 @@ def _print(state: dict[str, Any]) -> None:
     console.print(plain(progress_line(state)), soft_wrap=True)
     actors = table("actor", "state", "pid", "restarts", "weights", "last reason")
     for actor in state["actors"]:
-        doing = f" ({actor['doing']})" if actor["doing"] else ""
+        doing = (f" ({actor['doing']})" if actor["doing"] else "") + (" stuck" if actor["stuck"] else "")
         actors.add_row(*map(plain, (
             actor["actor"], actor["state"] + doing, actor["pid"] if actor["alive"] else "–", actor["restarts"],
-            actor["weights_held"] or "–", actor["last_reason"] or "–")))
+            actor["weights_held"] or "–", actor["stuck"] or actor["last_reason"] or "–")))
     if state["actors"]:
         console.print(actors)
     for interpreter, names in interpreters(state["actors"]).items():

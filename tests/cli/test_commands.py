@@ -16,7 +16,7 @@ from cosmos_actor.recipes.settings import digest
 from tests.cli.conftest import Cli
 from tests.cli.sample_run import make_run
 
-COMMANDS = ["up", "start", "check", "doctor", "status", "stop", "logs", "version"]
+COMMANDS = ["up", "start", "check", "doctor", "status", "why", "stop", "logs", "version"]
 
 
 def test_the_commands_are_these() -> None:

@@ -93,3 +93,20 @@ def test_the_sample_is_read_whole() -> None:
     view = RunView()
     view.add_metrics(metrics_lines())
     assert (len(view.steps), len(view.evaluations), view.rewinds) == (120, 4, 0)
+
+
+def test_a_stuck_actor_is_stuck_until_it_goes_on_or_ends() -> None:
+    who = {"actor": "rollout-0", "incarnation": "a"}
+    stuck = {"event": "stuck", **who, "kind": "silent", "reason": "no heartbeat for 2.6 s"}
+    view = RunView()
+    assert view.add_events([stuck]) == ["rollout-0 is stuck: no heartbeat for 2.6 s"]
+    assert view.actors["rollout-0"].stuck == "no heartbeat for 2.6 s"
+    assert view.add_events([{"event": "goes_on", **who, "after_s": 1.0}]) == ["rollout-0 goes on"]
+    assert view.actors["rollout-0"].stuck == ""
+    view.add_events([stuck, {"event": "exited", **who, "reason": "killed by SIGKILL"}])
+    assert view.actors["rollout-0"].stuck == ""
+
+
+def test_a_standstill_is_a_line_with_its_cause() -> None:
+    line = {"event": "standstill", "for_s": 120.3, "why": "rollout-0 does not run", "stacks": ["logs/a.txt"]}
+    assert RunView().add_events([line]) == ["nothing got done for 120 s: rollout-0 does not run; stacks in logs/"]

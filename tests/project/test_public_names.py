@@ -91,9 +91,10 @@ MESSAGES = """
 COMMANDS = {
     "up": "--faults --inproc --listen --resume --run-dir --set recipe",
     "start": "--connect --host --key --name --role --run-dir",
-    "check": "--explain --json --run-dir --set recipe",
+    "check": "--explain --json --live --run-dir --set recipe",
     "doctor": "--json --key --name --role --run address",
     "status": "--json run",
+    "why": "--json run",
     "stop": "--deadline --json --now run",
     "logs": "--follow --incarnation --lines -f -n words",
     "version": "--json",

@@ -51,17 +51,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=2000, help="of each decoder")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--only", choices=NAMES, metavar="NAME", help=f"one of: {', '.join(NAMES)}")
+    parser.add_argument("--only", choices=NAMES, metavar="NAME", action="append",
+                        help=f"may be repeated; one of: {', '.join(NAMES)}")
     parser.add_argument("--seed", type=int, help="replay this example of --only")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.seed is not None:
-        if options.only is None:
+        if options.only is None or len(options.only) > 1:
             parser.error("--seed belongs to one decoder: name it with --only")
-        return replay(options.only, options.seed)
+        return replay(options.only[0], options.seed)
     seeds = range(options.first, options.first + options.examples)
-    names = [options.only] if options.only else NAMES
+    names = options.only or NAMES
     found = []
     with ProcessPoolExecutor(options.jobs) as pool:
         for figures in pool.map(partial(run, seeds=seeds), names):

@@ -116,14 +116,16 @@ class PolicyRole(StatefulRole):
         self.refuse_another_life(request.epoch)
         if request.step != self.step:
             raise OutOfStep(f"asked to save step {request.step}, the policy is at step {self.step}")
-        self.trainer.save(Path(request.directory) / "policy")
+        with self.pause(f"checkpoint {request.step}"):
+            self.trainer.save(Path(request.directory) / "policy")
         return Saved("policy", request.step)
 
     @handles(RestoreRequest)
     def restore(self, request: RestoreRequest) -> Restored:
         self.begin_life(request.epoch)
         if request.directory is not None:
-            self.trainer.load(Path(request.directory) / "policy")
+            with self.pause(f"checkpoint {request.step}"):
+                self.trainer.load(Path(request.directory) / "policy")
         elif self.step != 0:
             self.trainer.reset()
         self.step, self.answer = request.step, None

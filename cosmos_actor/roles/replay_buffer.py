@@ -57,7 +57,8 @@ class ReplayBufferRole(StatefulRole):
     @handles(SaveRequest)
     def save(self, request: SaveRequest) -> Saved:
         self.refuse_another_life(request.epoch)
-        write_arrays(Path(request.directory) / FILE, self.buffer.state())
+        with self.pause(f"checkpoint {request.step}"):
+            write_arrays(Path(request.directory) / FILE, self.buffer.state())
         return Saved("replay_buffer", request.step)
 
     @handles(RestoreRequest)

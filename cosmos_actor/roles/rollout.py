@@ -48,7 +48,8 @@ class RolloutRole(Role):
             await self._report(manifest, self.held.digest, "")  # announced again, over a new link
             return
         try:
-            tensors = await weights.pull(manifest, self.context.settings.weights.deadline_s)
+            with self.context.waiting(f"the tensors of weights {manifest.version.step}", "policy"):
+                tensors = await weights.pull(manifest, self.context.settings.weights.deadline_s)
             held = await self.context.compute("load_weights", self._swap, manifest, tensors)
         except (BusError, EngineError, UserError) as error:
             await self._report(manifest, "", f"{type(error).__name__}: {error}")
@@ -69,7 +70,8 @@ class RolloutRole(Role):
 
     @handles(GenerationRequest, concurrency=4)
     async def generate(self, request: GenerationRequest) -> Generation:
-        await self._wait_for_version(request.min_ordinal, request.weights_deadline_s)
+        with self.context.waiting(f"weights of version {request.version_dispatch} or newer", "policy"):
+            await self._wait_for_version(request.min_ordinal, request.weights_deadline_s)
         return await self.context.compute("generate", self._generate, request)  # type: ignore[no-any-return]
 
     async def _wait_for_version(self, ordinal: int, deadline_s: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from cosmos_actor.actors.role import Role
 
 
@@ -27,3 +29,10 @@ class StatefulRole(Role):
     def refuse_another_life(self, epoch: int) -> None:
         if epoch != self.epoch:
             raise AnotherLife(f"asked by life {epoch} of the job, {self.name} belongs to life {self.epoch}")
+
+    def pause(self, what: str) -> AbstractContextManager[None]:
+        """Declare that a checkpoint is written or read, which takes as long as the disk does.
+
+        The controller waits no longer than `run.deadline_s` for it, so neither does anybody else.
+        """
+        return self.context.busy(what, self.context.settings.run.deadline_s)

@@ -71,6 +71,12 @@ def existing_key(path: Path) -> Path:
     if not path.is_file():
         raise NotFound(f"there is no key file {path}; the job writes one a role into its run directory, keys/ROLE.key",
                        setting="--key")
+    from cosmos_actor.bus.errors import KeyFileError
+    from cosmos_actor.bus.keys import KeyRing
+    try:
+        KeyRing.load(path)
+    except KeyFileError as error:
+        raise BadValue(error.text, setting="--key") from error
     return path
 
 

@@ -113,12 +113,13 @@ def _open(settings: RunSettings, root: Path | None, *, resume: bool) -> RunDirec
 def _run(settings: RunSettings, directory: RunDirectory, *, inproc: bool, listen: str | None) -> int:
     """Launch under a progress display; the report is written however that ends."""
     from cosmos_actor.cli.progress import Progress
+    from cosmos_actor.cli.up_log import warnings_into
     progress = Progress(directory.root, title=settings.run.name, live=False if inproc else None,
                         last_step=settings.policy.sft_steps + settings.run.steps)
     typer.echo(f"run directory {_short(directory.root)}", err=True)
     exit_code, reason = 1, "interrupted"
     try:
-        with progress:
+        with progress, warnings_into(directory.logs / INTERNAL_LOG, progress.notice):
             exit_code, reason = _launch(settings, directory, progress, inproc=inproc, listen=listen)
             exit_code, reason = _check_ledger(directory, exit_code, reason)
     finally:

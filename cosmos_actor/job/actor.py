@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +17,20 @@ from cosmos_actor.actors import event_loop, log_stream, stacks
 from cosmos_actor.actors.context import SystemClock
 from cosmos_actor.actors.disk import refusal
 from cosmos_actor.actors.errors import UserError
+from cosmos_actor.actors.messages import READY
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
 from cosmos_actor.actors.worker import ThreadWorker
-from cosmos_actor.bus import BusError, Identity, KeyFileError, KeyRing, new_incarnation
+from cosmos_actor.bus import BusError, Identity, KeyFileError, KeyRing, PeerRefused, new_incarnation
+from cosmos_actor.bus.handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY
 from cosmos_actor.job.assembly import ask_settings, make_bus, weight_source
 from cosmos_actor.job.roles import CONTROLLER, ROLE_CLASSES, build_role
 from cosmos_actor.recipes.resolved import load_resolved
 from cosmos_actor.recipes.settings import RunSettings
+
+LINKED_WITHIN_S = 20.0
+"""A joined actor that the controller has not reached by then says so: most often its address is the wrong one."""
+LOOK_S = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +51,7 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
             raise UserError(f"{key} is the key of role {keys.role}, not of {role}", setting="--key")
         identity = Identity(keys.run_id, role, actor, incarnation)
         stacks.install(RunPaths(run_dir).stacks(actor, incarnation) if run_dir else None)
-        settings = load_resolved(RunPaths(run_dir).configuration) if run_dir else ask_settings(identity, keys, head)
+        settings = load_resolved(RunPaths(run_dir).configuration) if run_dir else _of_head(identity, keys, head, key)
         if follows_a_leader():
             return _follow(settings)
         if role == CONTROLLER:
@@ -59,6 +66,16 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
             raise
         print(f"error: {refused}", file=sys.stderr, flush=True)
         return 2
+
+
+def _of_head(identity: Identity, keys: KeyRing, head: str, key: Path) -> RunSettings:
+    """The settings of the run behind `head`. Raises UserError when the key is of another one."""
+    try:
+        return ask_settings(identity, keys, head)
+    except PeerRefused as error:
+        if not error.reason.startswith((KEY_NOT_LISTED, WRONG_SERVER_KEY)):
+            raise
+        raise UserError(f"{key} is not of the run behind {head}: {error.reason}", setting="--key") from error
 
 
 def follows_a_leader() -> bool:
@@ -92,14 +109,33 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
     await runtime.start(head, listen)
     runtime.begin()
     _leave_on_signals(runtime, joined)
+    telling = asyncio.get_running_loop().create_task(_tell_when_joined(runtime)) if joined else None
     try:
         await runtime.until_stopped()
     except (UserError, HeadLost) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, (UserError, KeyFileError)) else 1
     finally:
+        if telling is not None:
+            telling.cancel()
         await runtime.close()
     return 0
+
+
+async def _tell_when_joined(runtime: ActorRuntime) -> None:
+    """For the person who started it: that the job can use it now, or who has not come to it."""
+    bus, begun, told = runtime.bus, time.monotonic(), False
+    while not (linked := any(link.peer.role == CONTROLLER for link in bus.links.values())) or runtime.state != READY:
+        if not linked and not told and time.monotonic() - begun > LINKED_WITHIN_S:
+            told = True
+            _say(f"{bus.identity.actor}: no controller has come to {bus.address} within {LINKED_WITHIN_S:g} s; if that "
+                 "can not be reached from the job's host, name another address with --host")
+        await asyncio.sleep(LOOK_S)
+    _say(f"{bus.identity.actor}: joined {bus.identity.run_id}, ready for work")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _leave_on_signals(runtime: ActorRuntime, joined: bool) -> None:

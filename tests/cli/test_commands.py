@@ -16,7 +16,7 @@ from cosmos_actor.recipes.settings import digest
 from tests.cli.conftest import Cli
 from tests.cli.sample_run import make_run
 
-COMMANDS = ["up", "start", "check", "doctor", "status", "why", "stop", "logs", "version"]
+COMMANDS = ["up", "start", "check", "doctor", "status", "why", "dead-letters", "stop", "logs", "version"]
 
 
 def test_the_commands_are_these() -> None:
@@ -74,6 +74,17 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
 ])
 def test_a_mistake_is_one_line_and_exit_code_2(cli: Cli, arguments: list[str], words: str) -> None:
     assert words in cli(*arguments).error
+
+
+@pytest.mark.parametrize(("content", "mode", "words"), [
+    ("nonsense", 0o600, "my.key is not a key file (setting `--key`)"),
+    ("{}", 0o644, "my.key has mode 0644: others can read it; chmod 600 (setting `--key`)"),
+])
+def test_a_key_file_that_can_not_be_used_names_the_flag(
+        cli: Cli, here: Path, content: str, mode: int, words: str) -> None:
+    (here / "my.key").write_text(content)
+    (here / "my.key").chmod(mode)
+    assert words in cli("start", "--role", "rollout", "--connect", "tcp://127.0.0.1:1", "--key", "my.key").error
 
 
 def test_a_refused_run_leaves_no_directory_behind(cli: Cli, here: Path) -> None:

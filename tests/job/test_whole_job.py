@@ -120,10 +120,13 @@ def join_command(run: Run) -> list[str]:
             "--key", str(run.directory / "keys" / "rollout.key")]
 
 
-def test_an_actor_that_joins_is_used_and_may_leave_again(run, popen, uninterrupted):
+def test_an_actor_that_joins_is_used_and_may_leave_again(run, popen, tmp_path):
     process = run.start(sets=["run.steps=40", "rollout.chunk_prompts=2"])
     run.until_step(5)
-    joined = popen(join_command(run), env=environment())
+    told = tmp_path / "joined.out"
+    with told.open("wb") as output:
+        joined = popen(join_command(run), env=environment(), stderr=output)
+    eventually(lambda: "ready for work" in told.read_text(), "the word of the joined rollout", within_s=START_S)
     [event] = eventually(lambda: run.events("joined"), "the rollout that joined", within_s=START_S)
     written = eventually(lambda: rollouts_that_answered(run) - {"rollout-0"}, "an answer of the joined rollout",
                          within_s=START_S)

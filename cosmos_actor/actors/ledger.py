@@ -165,6 +165,20 @@ class Ledger:
             found = self._database.execute("SELECT id, attempt FROM trajectories WHERE status = 'buffered'")
             return [(row[0], row[1]) for row in found]
 
+    def buffered_groups(self) -> list[tuple[str, int, int]]:
+        """(group id, step it was dispatched at, version) of each group that is buffered now."""
+        with self._lock:
+            return self._database.execute(
+                "SELECT DISTINCT group_id, dispatched_at_step, version_dispatch FROM trajectories"
+                " WHERE status = 'buffered'").fetchall()
+
+    def drop_open(self, reason: str) -> int:
+        """Give up all that is in flight or buffered; how many trajectories that were."""
+        with self._transaction() as database:
+            return database.execute(
+                f"UPDATE trajectories SET status = 'dropped', reason = ?, changed_time = ? WHERE status IN {OPEN}",
+                (reason, self._clock())).rowcount
+
     def history(self, trajectory_id: str) -> list[dict[str, Any]]:
         """The rows of one id, one an attempt, oldest first."""
         query = "SELECT * FROM trajectories WHERE id = ? ORDER BY attempt"

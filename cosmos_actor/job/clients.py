@@ -9,10 +9,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cosmos_actor.actors.dead_letters import Poison
 from cosmos_actor.actors.handle import Handle, settled
-from cosmos_actor.actors.ledger import Key
-from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup, in_order
-from cosmos_actor.bus import BusError
+from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup
+from cosmos_actor.bus import DeadlineExceeded
+from cosmos_actor.job.intake import Experience, Flight, Groups, Part, Refused, ShortSample, keys_of, parts_of
 from cosmos_actor.roles.messages import (
     Demonstrations,
     DemonstrationsRequest,
@@ -36,17 +37,8 @@ if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
     from cosmos_actor.weight_plane.version import Version
 
-Groups = list[TrajectoryGroup]
-"""On their way. Their producer holds arrays on the bulk plane until the last of these objects is dropped."""
-
-
-class ShortSample(BusError):
-    """The replay buffer could not give as many groups as a step needs."""
-
-
-def keys_of(items: Sequence[GenerateTask | TrajectoryGroup]) -> list[Key]:
-    """The ledger's keys of all trajectories of `items`."""
-    return [key for item in items for key in item.keys]
+QUARANTINED, TOO_LATE = "quarantined", "no answer in time"
+"""Why the ledger drops groups that killed their consumers, or that nobody answered within `run.deadline_s`."""
 
 
 class Client:
@@ -62,11 +54,18 @@ class Data(Client):
     def tasks(self, step: int, *, prompts: int | None = None, samples: int | None = None,
               split: str = "train") -> Handle[list[GenerateTask]]:
         """The prompts of `step`; the same whenever they are asked for."""
-        settings = self._job.settings
+        settings, limits = self._job.settings, self._job.intake.limiter.limits
         request = TasksRequest(
-            step=step, prompts=prompts or settings.data.prompts_per_step,
-            samples=samples or settings.rollout.samples_per_prompt, split=split, attempt=self._job.epoch)
+            step=step, prompts=prompts or limits.groups_asked, samples=samples or settings.rollout.samples_per_prompt,
+            split=split, attempt=self._job.epoch)
         return self._job.call("data", request, f"prompts of step {step}", lambda answer: answer.tasks)
+
+    def replacements(self, step: int, first: int, count: int) -> Handle[list[GenerateTask]]:
+        """Prompts in the place of groups of `step` that will not come: numbers `first`.. of its replacements."""
+        request = TasksRequest(step=step, prompts=first + count, samples=self._job.settings.rollout.samples_per_prompt,
+                               split="replacement", attempt=self._job.epoch)
+        what = f"{count} replacements for step {step}"
+        return self._job.call("data", request, what, lambda answer: answer.tasks[first:])
 
     def demonstrations(self, step: int) -> Handle[Demonstrations]:
         request = DemonstrationsRequest(step, self._job.settings.policy.sft_batch)
@@ -82,27 +81,31 @@ class Rollout(Client):
         waiting = job.fleet.wait_for_members("rollout", job.settings.rollout.min_actors, job.settings.run.deadline_s)
         job.handle(waiting, f"{job.settings.rollout.min_actors} rollout actors").resolve()
 
-    def generate(self, tasks: Handle[list[GenerateTask]], step: int, *, greedy: bool = False) -> Handle[Groups]:
+    def generate(self, tasks: Handle[list[GenerateTask]], step: int, *, greedy: bool = False) -> Experience:
         """Samples for `tasks`, meant for step `step`, in fixed batches that any rollout may take."""
-        generation = self._generate(tasks, step, self._job.weights.published, greedy)
-        return self._job.handle(generation, f"samples of step {step}")
+        parts = self._parts(tasks, step, self._job.weights.published, greedy)
+        return Experience(self._job, parts, f"samples of step {step}")
 
-    async def _generate(self, tasks: Handle[list[GenerateTask]], step: int, version: Version, greedy: bool) -> Groups:
+    async def _parts(self, tasks: Handle[list[GenerateTask]], step: int, version: Version, greedy: bool) -> list[Part]:
         """`version` is the one when the recipe asked, however long the tasks take to come."""
         job = self._job
         asked = await settled(tasks)
         job.ledger.dispatched(keys_of(asked), step, version.step)
-        generations = await asyncio.gather(*(self._chunk(part, step, version, greedy) for part in job.in_parts(asked)))
-        return in_order(group for answer in generations for group in answer.groups)
+        return [self._part(batch, step, version, greedy) for batch in job.in_parts(asked)]
 
-    async def _chunk(self, tasks: list[GenerateTask], step: int, version: Version, greedy: bool) -> Generation:
+    def _part(self, tasks: list[GenerateTask], step: int, version: Version, greedy: bool) -> Part:
+        flight = Flight(tasks, version.step)
+        return Part(flight, self._job.spawn(self._chunk(flight, tasks, step, version, greedy)))
+
+    async def _chunk(self, flight: Flight, tasks: list[GenerateTask], step: int, version: Version,
+                     greedy: bool) -> Groups:
         job = self._job
         request = GenerationRequest(tasks, version_dispatch=version.step, min_ordinal=version.ordinal,
                                     greedy=greedy, weights_deadline_s=job.settings.weights.deadline_s)
-        answer: Generation = await job.submit("rollout", request, f"{len(tasks)} prompts of step {step}")
+        answer: Generation = await flight.ask(job, "rollout", request, f"{len(tasks)} prompts of step {step}")
         job.journal.spent("generate", answer.seconds)
         job.ledger.generated(keys_of(answer.groups), *_span(answer.groups))
-        return answer
+        return answer.groups
 
 
 def _span(groups: Sequence[TrajectoryGroup]) -> tuple[int, int]:
@@ -113,30 +116,44 @@ def _span(groups: Sequence[TrajectoryGroup]) -> tuple[int, int]:
 class Reward(Client):
     """Judging."""
 
-    def score(self, experience: Handle[Groups]) -> Handle[Groups]:
+    def score(self, experience: Handle[Groups]) -> Experience:
         """The same groups with their rewards."""
-        return self._job.handle(self._score(experience), "rewards")
+        return Experience(self._job, self._parts(experience), "rewards")
 
     def accuracy(self, experience: Handle[Groups]) -> Handle[float]:
         """The mean reward of groups that nobody will train on; the ledger drops them as evaluation."""
         return self._job.handle(self._accuracy(experience), "rewards of an evaluation")
 
-    async def _score(self, experience: Handle[Groups]) -> Groups:
-        return [group for groups, _ in await self._scored(experience) for group in groups]
+    async def _parts(self, experience: Handle[Groups]) -> list[Part]:
+        return [Part(part.flight, self._job.spawn(self._scored(part)))
+                for part in await parts_of(self._job, experience)]
+
+    async def _scored(self, part: Part) -> Groups:
+        return (await self._judged(part))[0]
+
+    async def _judged(self, part: Part) -> tuple[Groups, float]:
+        """(groups with rewards, their mean)."""
+        groups = await part.groups()
+        answer: Scores = await part.flight.ask(self._job, "reward", ScoreRequest(groups), "rewards")
+        return _with_column(groups, "rewards", answer), answer.mean
 
     async def _accuracy(self, experience: Handle[Groups]) -> float:
-        scored = await self._scored(experience)
-        self._job.ledger.dropped([key for groups, _ in scored for key in keys_of(groups)], "evaluation")
-        total = sum(len(groups) for groups, _ in scored)
-        return sum(len(groups) * mean for groups, mean in scored) / total
-
-    async def _scored(self, experience: Handle[Groups]) -> list[tuple[Groups, float]]:
-        """(groups with rewards, their mean) of each part."""
-        parts = self._job.in_parts(await settled(experience))
-        answers: list[Scores] = await asyncio.gather(
-            *(self._job.submit("reward", ScoreRequest(part), "rewards") for part in parts))
-        return [(_with_column(part, "rewards", answer), answer.mean)
-                for part, answer in zip(parts, answers, strict=True)]
+        """Of the problems whose answers could be judged. Raises Poison when there is none."""
+        parts = await parts_of(self._job, experience)
+        found = await asyncio.gather(*(self._judged(part) for part in parts), return_exceptions=True)
+        judged: list[tuple[int, float]] = []
+        for part, outcome in zip(parts, found, strict=True):
+            if isinstance(outcome, BaseException):
+                if not isinstance(outcome, Poison):
+                    raise outcome
+                self._job.ledger.dropped(part.flight.keys, QUARANTINED)
+            else:
+                self._job.ledger.dropped(keys_of(outcome[0]), "evaluation")
+                judged.append((len(outcome[0]), outcome[1]))
+        total = sum(count for count, _ in judged)
+        if total == 0:
+            raise next(outcome for outcome in found if isinstance(outcome, Poison))
+        return sum(count * mean for count, mean in judged) / total
 
 
 def _with_column(groups: Groups, field: str, answer: Scores) -> Groups:
@@ -147,19 +164,25 @@ def _with_column(groups: Groups, field: str, answer: Scores) -> Groups:
 class ReplayBuffer(Client):
     """Keeping experience until it is trained."""
 
-    def put(self, experience: Handle[Groups], step: int) -> Handle[int]:
-        """Store scored groups. Done when the buffer holds them itself, so that their producers may go."""
-        return self._job.handle(self._put(experience, step), f"storing the samples of step {step}")
+    def put(self, experience: Handle[Groups], step: int, *, opened: bool = False) -> Handle[int]:
+        """Store scored groups, each part as it comes; how many were stored when all have come or were given up.
+
+        Then the buffer holds them itself, so that their producers may go. `opened`: the limiter knows of them already.
+        """
+        return self._job.handle(self._put(experience, step, opened), f"storing the samples of step {step}")
 
     def sample(self, step: int) -> list[TrajectoryGroup]:
-        """The groups to train at `step`, in the order of their ids. Raises ShortSample."""
+        """The groups to train at `step`, in the order of their ids, once the limiter lets it go. Raises ShortSample."""
         job = self._job
-        request = SampleRequest(job.epoch, job.settings.data.prompts_per_step, version=step - 1)
-        answer: Sample = job.call("replay_buffer", request, f"a sample for step {step}", self._account).resolve()
-        if len(answer.groups) < request.groups:
-            raise ShortSample(f"step {step} needs {request.groups} groups, the replay buffer has {answer.present}; "
-                              f"dropped: {answer.dropped or 'none'}", setting="run.max_staleness")
-        return answer.groups
+        while True:
+            wanted = job.granted(step)
+            request = SampleRequest(job.epoch, wanted, version=step - 1)
+            answer: Sample = job.call("replay_buffer", request, f"a sample for step {step}", self._account).resolve()
+            if len(answer.groups) == wanted:
+                return answer.groups
+            if not answer.dropped:
+                raise ShortSample(f"step {step} needs {wanted} groups, the replay buffer has {answer.present}",
+                                  setting="run.max_staleness")
 
     def save(self, directory: str, step: int) -> Handle[Any]:
         request = SaveRequest(directory, self._job.epoch, step)
@@ -169,17 +192,47 @@ class ReplayBuffer(Client):
         request = RestoreRequest(directory, self._job.epoch, step)
         return self._job.call("replay_buffer", request, f"the replay buffer's restore to {step}")
 
-    async def _put(self, experience: Handle[Groups], step: int) -> int:
-        epoch, got = self._job.epoch, await settled(experience)
-        for part in self._job.in_parts(got):
-            await self._job.submit("replay_buffer", PutRequest(epoch, step, part), f"storing samples of step {step}")
-            self._job.ledger.buffered(keys_of(part))
-        return len(got)
+    async def _put(self, experience: Handle[Groups], step: int, opened: bool) -> int:
+        job, epoch = self._job, self._job.epoch
+        if not opened:
+            job.intake.opened(step)
+        try:
+            parts = await parts_of(job, experience)
+            job.intake.dispatched(step, parts)
+            return sum(await asyncio.gather(*(self._store(part, epoch, step) for part in parts)))
+        except Exception as error:  # whoever waits for these samples is to hear of it, whatever it is
+            job.intake.failed(error)
+            raise
+
+    async def _store(self, part: Part, epoch: int, step: int) -> int:
+        """How many groups of the part came to be stored."""
+        job, flight = self._job, part.flight
+        try:
+            groups = await part.groups()
+            flight.check()
+        except Refused:
+            return 0
+        except Poison:
+            job.intake.lost(flight, QUARANTINED)
+            return 0
+        except DeadlineExceeded:
+            if job.settings.limiter.straggler_s <= 0:
+                raise
+            job.intake.lost(flight, TOO_LATE)
+            return 0
+        flight.storing = True
+        await job.submit("replay_buffer", PutRequest(epoch, step, groups), f"storing samples of step {step}")
+        flight.check()
+        job.ledger.buffered(flight.keys)
+        job.intake.stored(flight)
+        return len(groups)
 
     def _account(self, answer: Sample) -> Sample:
         for reason, dropped in answer.dropped.items():
             keys = [(name, int(attempt)) for name, _, attempt in (item.rpartition("@") for item in dropped)]
             self._job.ledger.dropped(keys, reason)
+            self._job.intake.gone(sorted({name.rpartition("/")[0] for name, _ in keys}), "stale")
+        self._job.intake.limiter.taken([group.group_id for group in answer.groups])
         return answer
 
 
@@ -194,11 +247,21 @@ class Reference(Client):
         job = self._job
         if job.settings.reference_count == 0:
             return groups
-        parts = job.in_parts(groups)
-        answers: list[Scores] = await asyncio.gather(
-            *(job.submit("reference", ReferenceRequest(part), "reference log-probs") for part in parts))
-        return [group for part, answer in zip(parts, answers, strict=True)
-                for group in _with_column(part, "reference_logprobs", answer)]
+        found = await asyncio.gather(*(self._scored(part) for part in job.in_parts(groups)))
+        scored = [group for part in found for group in part]
+        if not scored:
+            raise ShortSample("no group of the step is left that the reference could score", setting="reference.count")
+        return scored
+
+    async def _scored(self, groups: Groups) -> Groups:
+        """The groups with their log-probs; none when they killed the reference, and the step goes on without them."""
+        job = self._job
+        try:
+            answer: Scores = await job.submit("reference", ReferenceRequest(groups), "reference log-probs")
+        except Poison:
+            job.ledger.dropped(keys_of(groups), QUARANTINED)
+            return []
+        return _with_column(groups, "reference_logprobs", answer)
 
 
 class Policy(Client):

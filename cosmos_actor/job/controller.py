@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from cosmos_actor.actors.context import ActorClock, Context, SystemClock
+from cosmos_actor.actors.dead_letters import DeadLetters, Poison
 from cosmos_actor.actors.disk import refusal
-from cosmos_actor.actors.dead_letters import DeadLetters
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.fleet import Fleet, StateLost
 from cosmos_actor.actors.handle import Driver, ThreadDriver
@@ -23,6 +23,7 @@ from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
 from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import Bus, Link, RemoteError
+from cosmos_actor.job.intake import ShortSample
 from cosmos_actor.job.job import Job, StopAsked
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.roles import CONTROLLER, STATEFUL
@@ -78,6 +79,8 @@ def run_recipe(job: Job, on_rewind: Callable[[str], None]) -> JobFinished:
         return JobFinished(STOPPED, f"stopped after step {job.step} of {job.last_step}: {stop}", 0)
     except UserError as mistake:
         return JobFinished(FAILED, str(mistake), 2)
+    except (Poison, ShortSample) as end:  # found out by the job itself: a traceback would say nothing more
+        return JobFinished(FAILED, str(end), 1)
     except OSError as error:
         refused = refusal(error)
         if refused is None:

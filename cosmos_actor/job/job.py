@@ -25,6 +25,7 @@ from cosmos_actor.bus import Bus, BusError, RemoteError
 from cosmos_actor.bus.errors import BulkGone, DeadlineExceeded
 from cosmos_actor.job.checkpoints import Checkpoints
 from cosmos_actor.job.clients import Data, Policy, Reference, ReplayBuffer, Reward, Rollout
+from cosmos_actor.job.intake import Intake
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.weights import Weights
 
@@ -53,7 +54,7 @@ class Job:
         """The step being done, or the last finished one between two."""
         self.epoch = 0
         self.stop_asked: list[str] = []
-        """Not empty: finish the step in hand, save it, and end. The items say why."""
+        """Not empty: finish the step in hand, save it, and end; before the first step of a life, end. They say why."""
         self.dispatched_through = 0
         self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
         """Who notes what the recipe waits for."""
@@ -61,6 +62,10 @@ class Job:
         self._questions: set[asyncio.Task[Any]] = set()
         """What this life has asked and what is done with the answers; on the bus's loop."""
         self._ended: BaseException | None = None
+        self._begun = False
+        """Whether this life has begun a step: before, nothing would be lost by ending at once."""
+        self._granted = (0, 0)
+        self.intake = Intake(self)
         self.data, self.rollout, self.reward = Data(self), Rollout(self), Reward(self)
         self.replay_buffer, self.reference, self.policy = ReplayBuffer(self), Reference(self), Policy(self)
         self.weights = Weights(self)
@@ -75,31 +80,55 @@ class Job:
     def steps(self, last: int) -> Iterator[int]:
         """The steps up to and including `last` that are still to do; between two of them the job is made safe."""
         while self.step < last:
-            self.step_in_hand = self.step + 1
+            self.step_in_hand, self._begun = self.step + 1, True
             self.journal.begin(self.step_in_hand)
             yield self.step_in_hand
             self.step = self.step_in_hand
             answers = {f"answers/{name}": member["answered"] for name, member in self.fleet.members("rollout").items()}
-            self.journal.finish(rollouts=len(answers), more=answers)
+            self.journal.finish(rollouts=len(answers), more={**answers, **self._limiter_counts()})
             self._make_safe(at_end=self.step == last)
+        if self.step == self.last_step:
+            self._on_loop(self.intake.left_over, "left over when the run ended")
 
     def dispatchable(self, step: int) -> Iterator[int]:
-        """The steps whose samples may be asked for before step `step` is trained, each once: `max_staleness` ahead."""
-        furthest = min(step + self.settings.run.max_staleness, self.last_step)
-        while self.dispatched_through < furthest:
-            self.dispatched_through += 1
-            yield self.dispatched_through
+        """The steps whose samples may be asked for before step `step` is trained, each once: `max_staleness` ahead.
+
+        The limiter may hold later ones back; `step` itself it may only make wait.
+        """
+        while (ahead := self.dispatched_through + 1) <= min(step + self.settings.run.max_staleness, self.last_step):
+            leave = self.handle(self.intake.may_ask(ahead, step), f"leave to ask for the samples of step {ahead}")
+            if not leave.resolve():
+                return
+            self.dispatched_through = ahead
+            yield ahead
 
     def expect(self, step: int, stored: Handle[Any]) -> None:
-        """`stored` is done when the samples of `step` are in the replay buffer."""
+        """`stored` is done when the samples of `step` are in the replay buffer, or will never be."""
         self._stored[step] = stored
 
     def wait_for(self, step: int) -> None:
-        """Wait until the samples of `step` are stored. They may be so from before a resume."""
-        stored = self._stored.pop(step, None)
-        if stored is not None:
-            with self.journal.timing("waiting_for_samples"):
-                stored.resolve()
+        """Wait until the limiter lets `step` be trained. Its samples may be stored from before a resume."""
+        self._stored.pop(step, None)
+        with self.journal.timing("waiting_for_samples"):
+            groups = self.handle(self.intake.until_trainable(step), f"samples of step {step}").resolve()
+        self._granted = (step, groups)
+
+    def granted(self, step: int) -> int:
+        """How many groups `step` may take from the replay buffer; a leave is good for one try."""
+        if self._granted[0] != step:
+            self.wait_for(step)
+        groups = self._granted[1]
+        self._granted = (0, 0)
+        return groups
+
+    def replace(self, step: int, first: int, count: int) -> Handle[int]:
+        """Ask for new prompts in the place of groups of `step` that will not come. On the bus's loop."""
+        samples = self.rollout.generate(self.data.replacements(step, first, count), step)
+        return self.replay_buffer.put(self.reward.score(samples), step, opened=True)
+
+    def waits(self) -> list[dict[str, Any]]:
+        """Who is held back by the limiter, for what and since when. Plain objects, from any thread."""
+        return self.intake.limiter.waits(self.clock.monotonic())
 
     def log(self, phase: str, metrics: dict[str, Any]) -> None:
         """Add to the line of the current step."""
@@ -122,6 +151,7 @@ class Job:
     def restore(self, reason: str) -> None:
         """Become the latest checkpoint, or the beginning: stateful roles, the ledger, the metrics and this object."""
         self._end_life()
+        self._begun = False
         latest = self.checkpoints.latest()
         self.step = self.step_in_hand = latest.step if latest else 0
         self.dispatched_through = max(latest.dispatched_through if latest else 0, self.settings.policy.sft_steps)
@@ -132,6 +162,7 @@ class Job:
             client.restore(directory, self.step).resolve()
         self.ledger.roll_back(self.step, reason, keep=latest.buffered if latest else ())
         self.journal.roll_back(self.step)
+        self._on_loop(self.intake.restored)
 
     async def watch(self, runtime: ActorRuntime) -> None:
         """Make every wait of the recipe end when this actor's own life does."""
@@ -180,11 +211,33 @@ class Job:
             raise self._ended
         if self.fleet.lost is not None:
             raise self.fleet.lost
+        if self.stop_asked and not self._begun:
+            raise StopAsked(self.stop_asked[0])
         self.weights.check()
 
     def handle(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Handle[Any]:
         return Handle(self.driver, self._counted(coroutine), what, deadline_s=self.settings.run.deadline_s,
                       interrupted=self.check_interrupted, waiting=self.waiting)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Item]) -> asyncio.Task[Item]:
+        """Run it as long as this life of the job. On the bus's loop."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
+        task.add_done_callback(_heard)
+        return task
+
+    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        async def call() -> None:
+            function(*arguments)
+
+        self.handle(call(), function.__name__).resolve()
+
+    def _limiter_counts(self) -> dict[str, int]:
+        """What was not in the ordinary course, counted since this controller started."""
+        ordinary = ("asked", "stored", "trained", "under_way", "in_buffer")
+        counts = self.intake.limiter.statistics()
+        return {f"limiter/{name}": count for name, count in counts.items() if name not in ordinary}
 
     def call(
         self, role: str, message: Any, what: str, then: Callable[[Any], Any] = lambda answer: answer
@@ -221,9 +274,15 @@ class Job:
     def _checkpoint(self) -> None:
         """Two phases: every stateful role writes its part; only when all have does the tracker move."""
         for step in sorted(self._stored):
-            self.wait_for(step)
+            self._stored.pop(step).resolve()
         with self.checkpoints.writing(self.step) as draft:
             for client in (self.policy, self.replay_buffer):
                 client.save(str(draft.directory), self.step).resolve()
             draft.finish(seed=self.settings.run.seed, step=self.step, dispatched_through=self.dispatched_through,
                          buffered=self.ledger.buffered_keys())
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    """Its failure is looked at here, so that one which nobody waits for any more is not reported as forgotten."""
+    if not task.cancelled():
+        task.exception()

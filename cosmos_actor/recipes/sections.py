@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
 from cosmos_actor.actors.restart_policy import RestartLimits
 from cosmos_actor.actors.settings import Settings, setting
@@ -148,6 +148,29 @@ class ReplayBufferSection(ProcessSettings):
     budget_bytes: PositiveInt = setting(
         256 * MEBIBYTE, "past it the job ends: a buffer without a bound hides a policy that can not keep up",
         unit="bytes", resumable=True)
+
+
+class LimiterSection(Settings):
+    """How asking, storing and training keep pace: what may be waited for, for how long, and what gives way."""
+
+    samples_per_insert: Annotated[float, Field(gt=0, le=1)] = setting(
+        1.0, "groups trained for each group asked for; below 1 asks for more prompts than a step trains and takes the "
+        "first that come, so that stragglers hold nobody up")
+    min_groups: PositiveInt = setting(
+        1, "fewest groups that a step is trained with; with fewer it waits, and the job ends when no other is under "
+        "way", unit="groups")
+    at_bound: Literal["pace", "wait", "drop"] = setting(
+        "pace", "what gives way before a group that is late would grow older than run.max_staleness: pace = the "
+        "asking (nothing new while it may still be trained), wait = the training (until it is there), drop = the group")
+    straggler_s: NonNegativeFloat = setting(
+        0.0, "how long a step waits for its last groups, from when it waits for nothing else; 0 = as long as "
+        "run.deadline_s", unit="s")
+    straggler: Literal["short", "redispatch", "drop"] = setting(
+        "short", "then: train without them, and with them later if they are fresh enough then; ask another actor as "
+        "well, the first answer counts; or give them up")
+    shortfall: Literal["replace", "short"] = setting(
+        "replace", "groups that will not come (given up, in quarantine, too old): ask for new prompts in their place, "
+        "at most as many as a step has, or train without")
 
 
 class ReferenceSection(ComputeSettings):

@@ -15,6 +15,7 @@ from cosmos_actor.recipes.sections import (
     BulkSection,
     BusSection,
     DataSection,
+    LimiterSection,
     PolicySection,
     ReferenceSection,
     ReplayBufferSection,
@@ -35,6 +36,7 @@ class RunSettings(Settings):
     rollout: RolloutSection = setting(RolloutSection, "who generates, and how tokens are sampled")
     reward: RewardSection = setting(RewardSection, "who scores")
     replay_buffer: ReplayBufferSection = setting(ReplayBufferSection, "the store between generation and training")
+    limiter: LimiterSection = setting(LimiterSection, "how asking, storing and training keep pace")
     reference: ReferenceSection = setting(ReferenceSection, "the frozen model of the KL term")
     policy: PolicySection = setting(PolicySection, "the model that is trained, and how")
     weights: WeightsSection = setting(WeightsSection, "passing versions from policy to rollout")
@@ -59,6 +61,9 @@ def disagreements(settings: RunSettings) -> Iterator[str]:
     kl = settings.policy.grpo.kl_coefficient
     if kl > 0 and settings.reference.count == 0:
         yield f"policy.grpo.kl_coefficient = {kl} needs reference.count >= 1, or 0 to do without a reference"
+    fewest, groups = settings.limiter.min_groups, settings.data.prompts_per_step
+    if fewest > groups:
+        yield f"limiter.min_groups = {fewest} is over data.prompts_per_step = {groups}"
     first, most = settings.supervisor.back_off_first_s, settings.supervisor.back_off_most_s
     if first > most:
         yield f"supervisor.back_off_first_s = {first} is over supervisor.back_off_most_s = {most}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from cosmos_actor.roles.tokenizer import load_tokenizer
 
 FIRST_DEMONSTRATION = 1 << 40
 """Demonstrations are numbered apart from the problems, so that SFT shows none of the prompts that GRPO draws first."""
+
+FIRST_REPLACEMENT = 1 << 41
+REPLACEMENTS_A_STEP = 1 << 16
 
 
 class DataRole(Role):
@@ -28,10 +32,21 @@ class DataRole(Role):
 
     @handles(TasksRequest)
     def tasks(self, request: TasksRequest) -> Tasks:
+        if request.split == "replacement":
+            return self._replacements(request)
         first = 0 if request.split == "held_out" else (request.step - 1) * request.prompts
         prefix = "g" if request.split == "train" else f"{request.split}-"
         return Tasks([
             self._task(f"{prefix}{request.step:06d}-{place:04d}", request, first + place)
+            for place in range(request.prompts)
+        ])
+
+    def _replacements(self, request: TasksRequest) -> Tasks:
+        """Training problems that no step draws by itself, named so that they come behind their step's own."""
+        first = FIRST_REPLACEMENT + (request.step - 1) * REPLACEMENTS_A_STEP
+        request = replace(request, split="train")
+        return Tasks([
+            self._task(f"g{request.step:06d}-r{place:03d}", request, first + place)
             for place in range(request.prompts)
         ])
 

@@ -33,7 +33,7 @@ class TasksRequest:
     prompts: int
     samples: int
     split: str
-    """"train", or "held_out" for problems that training never sees."""
+    """"train", "held_out" for problems that training never sees, or "replacement" for what a step lost."""
     attempt: int
 
 

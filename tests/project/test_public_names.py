@@ -95,6 +95,7 @@ COMMANDS = {
     "doctor": "--json --key --name --role --run address",
     "status": "--json run",
     "why": "--json run",
+    "dead-letters": "--json --show run",
     "stop": "--deadline --json --now run",
     "logs": "--follow --incarnation --lines -f -n words",
     "version": "--json",

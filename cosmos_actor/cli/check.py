@@ -17,13 +17,21 @@ NAME, EXAMPLE = "check", "cosmos-actor check grpo-arithmetic --set rollout.count
 
 
 def command(
-    recipe: Annotated[str, typer.Argument(help="A packaged recipe or the path of a TOML file.")],
+    recipe: Annotated[str, typer.Argument(
+        help="A packaged recipe or the path of a TOML file; with --live, a run.", show_default=False)] = "",
     settings: SetOption = None,
     run_dir: Annotated[str, typer.Option("--run-dir", help="Where the run would be written.")] = "",
     explain: Annotated[bool, typer.Option("--explain", help="List every setting: value, unit, reason.")] = False,
+    live: Annotated[bool, typer.Option(
+        "--live", help="Ask a running job instead: each edge between two actors, from both of its ends.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Check a recipe: its settings, placement, model, interpreters, run directory and ports. Starts nothing."""
+    if live:
+        from cosmos_actor.cli.check_live import check_live
+        return check_live(recipe or "latest", as_json=as_json)
+    if not recipe:
+        raise UserError("name a recipe, or a run with --live", setting="RECIPE")
     from cosmos_actor.cli.preflight import preflight
     from cosmos_actor.recipes.resolve import resolve
 

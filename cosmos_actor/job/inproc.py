@@ -7,8 +7,11 @@ shows one stack. Actors that join from elsewhere, restarts and `stop` of a singl
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from cosmos_actor.actors.context import Context, SystemClock
 from cosmos_actor.actors.handle import InlineDriver
@@ -21,7 +24,7 @@ from cosmos_actor.bus import Bus, Identity, MemoryNetwork, new_incarnation
 from cosmos_actor.job.assembly import PATIENT_S, inproc_bus, weight_source
 from cosmos_actor.job.controller import build_controller, make_job, run_recipe
 from cosmos_actor.job.job import Job
-from cosmos_actor.job.launch import Observer, Outcome
+from cosmos_actor.job.launch import Observer, Outcome, hang_up
 from cosmos_actor.job.roles import CONTROLLER, SUPERVISOR, build_role
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
@@ -36,12 +39,36 @@ def run_inproc(settings: RunSettings, directory: RunDirectory, observer: Observe
     cluster = InprocCluster(settings, directory, InlineDriver(loop))
     try:
         job = loop.run_until_complete(cluster.open())
-        last_word = run_recipe(job, lambda reason: observer.notice(f"back to the latest checkpoint: {reason}"))
+        with stopped_by_signals(job, observer):
+            last_word = run_recipe(job, lambda reason: observer.notice(f"back to the latest checkpoint: {reason}"))
         return Outcome(last_word.exit_code, last_word.reason)
     finally:
         loop.run_until_complete(asyncio.wait_for(cluster.close(), CLOSE_DEADLINE_S))
         loop.close()
         asyncio.set_event_loop(None)
+
+
+@contextmanager
+def stopped_by_signals(job: Job, observer: Observer) -> Iterator[None]:
+    """SIGTERM and SIGHUP let the step in hand be finished and saved. Ctrl-C is Python's own: it interrupts at once.
+
+    Only a main thread can say so; elsewhere nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: object) -> None:
+        name = signal.Signals(number).name
+        observer.notice(f"{name}: finishing the step in hand")
+        job.stop_asked.append(f"asked to stop by {name}")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, *hang_up())}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class InprocCluster:

@@ -46,6 +46,11 @@ MISTAKE = 2
 """Exit code of an actor that met a mistake which a person can put right: a restart would meet it again."""
 
 
+def hang_up() -> tuple[signal.Signals, ...]:
+    """SIGHUP, which a terminal that is closed sends: a stop as by SIGTERM, unless `nohup` had it ignored."""
+    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+
+
 class Observer(Protocol):
     """Who watches a job. Called from the job's own thread; does not block."""
 
@@ -207,14 +212,15 @@ class Launch:
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, *hang_up()):
             loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
 
     def _asked_to_stop(self, name: str) -> None:
         """First the controller finishes and saves the step in hand; a second signal stops everything at once."""
         controller = next((child for child in self._supervisor.children() if child["role"] == CONTROLLER), None)
         if self._stopping is not None or controller is None or controller["state"] != State.READY.value:
-            self._stop(name)  # before it is ready it has no step in hand, and the signal would kill it
+            # before it is ready the controller has no step in hand, and its own signal would kill it
+            self._stop(f"stopped at once by {name}")
             return
         self._observer.notice(f"{name}: finishing the step in hand; again to stop at once")
         os.kill(controller["pid"], DRAIN_SIGNAL)

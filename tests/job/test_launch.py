@@ -51,11 +51,11 @@ def test_a_ready_controller_is_asked_to_finish_its_step(monkeypatch):
 
 
 def test_a_controller_that_is_starting_would_be_killed_by_that_signal_so_all_is_stopped_at_once(monkeypatch):
-    assert signalled("starting", 1, monkeypatch) == ([], ["SIGTERM"])
+    assert signalled("starting", 1, monkeypatch) == ([], ["stopped at once by SIGTERM"])
 
 
 def test_a_second_signal_stops_everything_at_once(monkeypatch):
-    assert signalled("ready", 2, monkeypatch) == ([(4711, DRAIN_SIGNAL)], ["SIGTERM"])
+    assert signalled("ready", 2, monkeypatch) == ([(4711, DRAIN_SIGNAL)], ["stopped at once by SIGTERM"])
 
 
 @pytest.mark.parametrize(("damage", "words"), [

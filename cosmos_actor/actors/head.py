@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from cosmos_actor.actors.messages import (
     Membership,
     RunSettingsReply,
     StopActor,
-    plain,
 )
 from cosmos_actor.actors.registry import Registry
 from cosmos_actor.actors.run_directory import write_whole
@@ -93,8 +91,9 @@ class Head:
         now, found = self.bus.clock.now(), []
         for member in sorted(self.registry.membership().members, key=lambda member: member.actor):
             told, link = self.statuses.get(member.actor), self.bus.links.get(member.actor)
-            entry = {**plain(member), **(asdict(told) if told is not None else {})}
+            entry = dict(vars(member))
             if told is not None:
+                entry.update(vars(told))
                 entry["status_s"] = round(now - self._told_at[member.actor], 2)
             if link is not None:
                 link.liveness.look(now)

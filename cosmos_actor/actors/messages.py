@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from cosmos_actor.bus.schema import Json, schema
 
@@ -159,8 +158,3 @@ class LinksReport:
     """All links but the one over which it was asked."""
 
     links: list[LinkReport]
-
-
-def plain(member: Member) -> dict[str, Any]:
-    """A member as plain JSON, for status files."""
-    return {name: getattr(member, name) for name in Member.__dataclass_fields__}

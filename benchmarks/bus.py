@@ -32,6 +32,8 @@ from cosmos_actor.bus.schema import Array, array, schema
 ROUNDS, CALLS = 20, 100
 BLOCKS, BLOCK = 40, 2000
 WITHIN_RAW, BETTER_P50, BETTER_P99 = 1.5, 5.0, 10.0
+MESSAGES_PER_S, OF_RAW_DRAIN = 60_000, 0.5
+"""Small messages on one link, each acknowledged, against raw pyzmq's own loop of sends and receives."""
 
 
 @schema("bench.observation", version=1)
@@ -180,6 +182,11 @@ def verdicts(result: dict[str, Any]) -> dict[str, Any]:
             for quantile, bound in (("p50", BETTER_P50), ("p99", BETTER_P99)):
                 factor = result["ray"][kind][quantile] / ours[quantile]
                 out[f"{kind[:-2]}: better than Ray at {quantile}"] = (factor, f">= {bound:g}", factor >= bound)
+    one_way = {name: 1 / kinds["one_way_s"]["p50"] for name, kinds in result.items()}
+    rate = one_way["bus"]
+    out["one_way: messages/s on one link"] = (rate, f">= {MESSAGES_PER_S}", rate >= MESSAGES_PER_S)
+    share = rate / one_way["raw curve"]
+    out["one_way: of raw pyzmq's drain loop"] = (share, f">= {OF_RAW_DRAIN:g}", share >= OF_RAW_DRAIN)
     return out
 
 

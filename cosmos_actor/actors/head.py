@@ -25,6 +25,7 @@ from cosmos_actor.actors.messages import (
     Membership,
     RunSettingsReply,
     StopActor,
+    plain,
 )
 from cosmos_actor.actors.registry import Registry
 from cosmos_actor.actors.run_directory import write_whole
@@ -91,7 +92,7 @@ class Head:
         now, found = self.bus.clock.now(), []
         for member in sorted(self.registry.membership().members, key=lambda member: member.actor):
             told, link = self.statuses.get(member.actor), self.bus.links.get(member.actor)
-            entry = dict(vars(member))
+            entry = plain(member)
             if told is not None:
                 entry.update(vars(told))
                 entry["status_s"] = round(now - self._told_at[member.actor], 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from cosmos_actor.bus.schema import Json, schema
 
@@ -158,3 +159,8 @@ class LinksReport:
     """All links but the one over which it was asked."""
 
     links: list[LinkReport]
+
+
+def plain(member: Member) -> dict[str, Any]:
+    """A member as plain JSON, for status files."""
+    return dict(vars(member))

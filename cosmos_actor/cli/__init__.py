@@ -15,6 +15,8 @@ def main(arguments: list[str] | None = None) -> int:
         need("cosmos_actor.cli")
         from cosmos_actor.cli.app import run
         return run(arguments)
+    except KeyboardInterrupt:  # while it imports: a command that runs has its own answer
+        return 130
     except PythonTooOld as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:

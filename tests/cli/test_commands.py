@@ -137,6 +137,14 @@ def test_a_missing_extra_is_one_line(missing: str) -> None:
     assert "pip install 'cosmos-actor[cli]'" in ended.stderr
 
 
+def test_an_interrupt_before_the_command_runs_is_no_traceback() -> None:
+    code = ("import sys\nclass Interrupted:\n    def find_spec(self, name, *more):\n        if name == 'typer':\n"
+            "            raise KeyboardInterrupt\nsys.meta_path.insert(0, Interrupted())\n"
+            "from cosmos_actor.cli import main\nsys.exit(main(['up']))")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_version_as_json(cli: Cli) -> None:
     import json
 

@@ -120,14 +120,14 @@ def graph_of(facts: Mapping[str, Any]) -> Graph:
 
 
 def lines(graph: Graph) -> list[str]:
-    """The screen: likely causes, cycles, then who waits for whom."""
+    """The screen: likely causes, cycles, then who waits for whom; if nobody does, how each stands."""
     causes = [f"  {node.actor} {node.text}{_waited_for(graph, node)}" for node in graph.causes()]
     cycles = [f"  {_cycle_text(graph, cycle)}" for cycle in graph.cycles()]
     waiting = [f"  {line}" for line in _waiting_lines(graph)]
     shown = []
     for title, part in (("likely cause", causes), ("cycle", cycles), ("who waits", waiting)):
         shown += [title, *part] if part else []
-    return shown or ["nobody waits"]
+    return shown or ["nobody waits", *(f"  {node.actor} {node.text}" for node in graph.nodes.values())]
 
 
 def one_line(graph: Graph) -> str:
@@ -176,8 +176,8 @@ def _present(member: Mapping[str, Any], told: Mapping[str, Any], stuck_s: float)
         return ENDLESS, (f"computes {label} without progress for {_s(computing['still_s'])}{_for_whom(told)}"
                          ), computing["still_s"]
     if member.get("state") != "ready":
-        text = f"computes {label}" if computing else f"is {member.get('state') or 'dialling'}"
-        return STARTING, f"is not ready: {text}", float(computing["for_s"]) if computing else 0.0
+        text = f"computes {label} for {_s(computing['for_s'])}" if computing else f"is {label}"
+        return STARTING, f"is not ready: it {text}", float(computing["for_s"]) if computing else 0.0
     if computing:
         return COMPUTING, (f"computes {label} for {_s(computing['for_s'])}, last progress "
                            f"{_s(computing['still_s'])} ago{_for_whom(told)}"), computing["for_s"]
@@ -263,7 +263,7 @@ def _wait_text(graph: Graph, node: Node, wait: Wait, total: int) -> str:
     share = f"{wait.count} of {total}: " if total > 1 else ""
     what = "" if node.text.endswith(f" for {wait.what}") else f"{wait.what} "
     if wait.place:
-        return f"{share}{what}{wait.place}" if what else f"{share}{wait.place}"
+        return f"{share}{what}({wait.place})" if what else f"{share}{wait.place}"
     if len(wait.on) != 1:
         return f"{share}{what}at {' or '.join(wait.on)}"
     other = graph.nodes.get(wait.on[0])

@@ -133,6 +133,21 @@ def test_a_recipe_that_asks_nobody_computes_itself():
     assert "its recipe computes, or sits in a debugger" in lines(made)[1]
 
 
+def test_while_everybody_starts_each_is_named():
+    made = graph(member("policy-0", state="starting", computing=computing("setup", 30.0)),
+                 children=[child("rollout-0", "starting")])
+    assert lines(made) == ["nobody waits", "  policy-0 is not ready: it computes setup for 30 s",
+                           "  rollout-0 is being started"]
+
+
+def test_a_question_without_anybody_to_ask_says_so():
+    made = graph(waiting_controller(asked("2 ready actors of role rollout", "", role="rollout"), what="2 rollouts"),
+                 member("rollout-0", state="starting", computing=computing("setup", 30.0)))
+    assert lines(made)[-1] == ("  controller-0 waits 41 s for 2 rollouts: 2 ready actors of role rollout (no actor of "
+                               "role rollout is free)")
+    assert [node.actor for node in made.causes()] == ["rollout-0"]
+
+
 def test_a_run_without_anybody_is_a_line():
     assert lines(graph()) == ["nobody waits"]
     assert one_line(graph()) == "nobody waits for anybody"

@@ -8,7 +8,7 @@ Legend
     own       groups of the step that is being waited for;  late: groups of a step that was trained without them
 
 Guarantees: no step is trained with a group that is more than `max_staleness` versions old; samples are asked for at
-most `max_staleness` steps ahead; a `Hold` names what is under way and would end it, or the time at which it ends. So
+most `ahead` steps ahead; a `Hold` names what is under way and would end it, or the time at which it ends. So
 a step whose groups all come or are given up ends in `Go` or in `GiveUp` with a reason, whatever the settings.
 """
 
@@ -38,12 +38,18 @@ class RateLimits:
     groups: int
     """Groups that a step trains."""
     max_staleness: int = 0
+    ahead: int | None = None
+    """Steps that samples are asked for ahead; None: `max_staleness`."""
     samples_per_insert: float = 1.0
     min_groups: int = 1
     at_bound: AtBound = "pace"
     straggler_s: float = 0.0
     straggler: Straggler = "short"
     shortfall: Shortfall = "replace"
+
+    @property
+    def steps_ahead(self) -> int:
+        return self.max_staleness if self.ahead is None else self.ahead
 
     @property
     def groups_asked(self) -> int:
@@ -179,8 +185,8 @@ class Limiter:
     def may_ask(self, step: int, in_hand: int, now: float) -> Go | Hold:
         """Whether the samples of `step` may be asked for while step `in_hand` is being done."""
         limits = self.limits
-        if step > in_hand + limits.max_staleness:
-            return Hold(f"step {step} is more than {limits.max_staleness} ahead of step {in_hand}")
+        if step > in_hand + limits.steps_ahead:
+            return Hold(f"step {step} is more than {limits.steps_ahead} ahead of step {in_hand}")
         paced = [group for group in self._late(in_hand) if not self._too_old(group, in_hand)]
         if limits.at_bound != "pace" or not paced:
             self._asking = None

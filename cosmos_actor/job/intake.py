@@ -49,7 +49,7 @@ def rate_limits(settings: Any) -> RateLimits:
     """What the run's settings ask of the limiter."""
     limiter = settings.limiter
     return RateLimits(
-        groups=settings.data.prompts_per_step, max_staleness=settings.run.max_staleness,
+        groups=settings.data.prompts_per_step, max_staleness=settings.run.max_staleness, ahead=limiter.ahead,
         samples_per_insert=limiter.samples_per_insert, min_groups=limiter.min_groups, at_bound=limiter.at_bound,
         straggler_s=limiter.straggler_s, straggler=limiter.straggler, shortfall=limiter.shortfall)
 

@@ -91,11 +91,12 @@ class Job:
             self._on_loop(self.intake.left_over, "left over when the run ended")
 
     def dispatchable(self, step: int) -> Iterator[int]:
-        """The steps whose samples may be asked for before step `step` is trained, each once: `max_staleness` ahead.
+        """The steps whose samples may be asked for before step `step` is trained, each once: `limiter.ahead` of them.
 
         The limiter may hold later ones back; `step` itself it may only make wait.
         """
-        while (ahead := self.dispatched_through + 1) <= min(step + self.settings.run.max_staleness, self.last_step):
+        furthest = min(step + self.intake.limiter.limits.steps_ahead, self.last_step)
+        while (ahead := self.dispatched_through + 1) <= furthest:
             leave = self.handle(self.intake.may_ask(ahead, step), f"leave to ask for the samples of step {ahead}")
             if not leave.resolve():
                 return

@@ -153,6 +153,9 @@ class ReplayBufferSection(ProcessSettings):
 class LimiterSection(Settings):
     """How asking, storing and training keep pace: what may be waited for, for how long, and what gives way."""
 
+    ahead: NonNegativeInt | None = setting(
+        None, "steps that samples are asked for ahead, at most run.max_staleness, which it is when unset; fewer leave "
+        "room for groups that come late", unit="steps")
     samples_per_insert: Annotated[float, Field(gt=0, le=1)] = setting(
         1.0, "groups trained for each group asked for; below 1 asks for more prompts than a step trains and takes the "
         "first that come, so that stragglers hold nobody up")

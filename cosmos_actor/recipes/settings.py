@@ -64,6 +64,9 @@ def disagreements(settings: RunSettings) -> Iterator[str]:
     fewest, groups = settings.limiter.min_groups, settings.data.prompts_per_step
     if fewest > groups:
         yield f"limiter.min_groups = {fewest} is over data.prompts_per_step = {groups}"
+    ahead, staleness = settings.limiter.ahead or 0, settings.run.max_staleness
+    if ahead > staleness:
+        yield f"limiter.ahead = {ahead} is over run.max_staleness = {staleness}: all of it would be too old"
     first, most = settings.supervisor.back_off_first_s, settings.supervisor.back_off_most_s
     if first > most:
         yield f"supervisor.back_off_first_s = {first} is over supervisor.back_off_most_s = {most}"

@@ -60,6 +60,11 @@ def test_samples_are_asked_for_at_most_max_staleness_steps_ahead():
     assert [isinstance(limiter.may_ask(step, 5, 0.0), Go) for step in (5, 6, 7, 8)] == [True, True, True, False]
 
 
+def test_or_fewer_so_that_late_groups_are_still_fresh_enough():
+    limiter = Limiter(RateLimits(groups=4, max_staleness=2, ahead=0))
+    assert [isinstance(limiter.may_ask(step, 5, 0.0), Go) for step in (5, 6)] == [True, False]
+
+
 @pytest.mark.parametrize(("share", "count"), [(1.0, 4), (0.8, 5), (0.5, 8), (0.34, 12)])
 def test_samples_per_insert_is_the_share_of_what_is_asked_for_that_is_trained(share, count):
     limiter = Limiter(RateLimits(groups=4, samples_per_insert=share))
@@ -229,9 +234,11 @@ def test_who_waits_for_what_since_when():
 LIMITS = st.builds(
     RateLimits, groups=st.integers(1, 4), max_staleness=st.integers(0, 2),
     samples_per_insert=st.sampled_from([1.0, 0.75, 0.5]), min_groups=st.integers(0, 4),
-    at_bound=st.sampled_from(["pace", "wait", "drop"]), straggler_s=st.sampled_from([0.0, 3.0]),
+    ahead=st.sampled_from([None, 0, 1]), at_bound=st.sampled_from(["pace", "wait", "drop"]),
+    straggler_s=st.sampled_from([0.0, 3.0]),
     straggler=st.sampled_from(["short", "redispatch", "drop"]), shortfall=st.sampled_from(["replace", "short"]),
-).map(lambda limits: replace(limits, min_groups=min(limits.min_groups, limits.groups)))
+).map(lambda limits: replace(limits, min_groups=min(limits.min_groups, limits.groups),
+                              ahead=None if limits.ahead is None else min(limits.ahead, limits.max_staleness)))
 DEADLINE_S = 40
 """Whatever is asked has an answer or an error by then, as in a job (`run.deadline_s`)."""
 
@@ -257,7 +264,7 @@ class Loop:
         return ""
 
     def do(self, step: int, last: int) -> str:
-        while self.asked_through < min(step + self.limits.max_staleness, last):
+        while self.asked_through < min(step + self.limits.steps_ahead, last):
             decision = self.limiter.may_ask(self.asked_through + 1, step, self.now)
             if isinstance(decision, Hold) and self.asked_through >= step:
                 break

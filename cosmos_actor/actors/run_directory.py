@@ -250,8 +250,9 @@ def _other_configuration(paths: RunPaths, resolved: str, resumable: Collection[s
     if resolved and paths.configuration.exists():
         keys = [key for key in differing_keys(paths.configuration.read_text(), resolved) if key not in resumable]
         if not keys:
-            return RunDirectoryMismatch(f"{paths.configuration} and {paths.identity.name} do not belong together: one of "
-                                        "them was changed; put it back, or start a new run", setting=SETTING)
+            return RunDirectoryMismatch(
+                f"{paths.configuration} and {paths.identity.name} do not belong together: one of them was changed, or "
+                "another version of this program made them; put it back, or start a new run", setting=SETTING)
         more = f" and {len(keys) - KEYS_NAMED} more" if len(keys) > KEYS_NAMED else ""
         line += f"; these differ: {', '.join(keys[:KEYS_NAMED])}{more}"
     return RunDirectoryMismatch(f"{line}; name another directory", setting=SETTING)

@@ -112,7 +112,7 @@ def test_another_configuration_is_refused_with_the_settings_that_differ(folder: 
     with pytest.raises(RunDirectoryMismatch) as caught:
         RunDirectory.open_for_resume(folder, "other", resolved=changed + "[sft]\nsteps = 3\n", resumable=["run.steps"])
     assert "another configuration; these differ: rollout.temperature, run.seed, sft.steps;" in one_line(caught)
-    with pytest.raises(RunDirectoryMismatch, match=r"config.resolved.toml and run.json do not belong together.*put it"):
+    with pytest.raises(RunDirectoryMismatch, match=r"toml and run.json do not belong together.*put it back"):
         make(folder, "other")
     assert RunPaths(folder).configuration.read_text() == RESOLVED, "a refusal changes nothing"
     RunDirectory.open_for_resume(folder, "digest").close()

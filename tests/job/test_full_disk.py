@@ -1,4 +1,4 @@
-"""A disk that fills up in the middle of a job: one line, nothing left running, and the run goes on when there is room."""
+"""A disk that fills up in the middle of a job: one line, nothing left running, and the run goes on with room again."""
 
 from __future__ import annotations
 

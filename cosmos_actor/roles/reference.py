@@ -23,7 +23,8 @@ class ReferenceRole(Role):
         from cosmos_actor.trainer.scorer import Scorer
 
         settings = self.context.settings
-        self.scorer = Scorer(settings.policy, temperature=settings.rollout.logprob_temperature)
+        self.scorer = Scorer(settings.policy, temperature=settings.rollout.logprob_temperature,
+                             device=settings.reference.device, threads=settings.reference.threads)
         self.frozen: Manifest | None = None
         self.taken = asyncio.Event()
 

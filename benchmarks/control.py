@@ -247,7 +247,8 @@ def verdicts(found: dict[str, Any]) -> dict[str, tuple[float, str, bool]]:
 
 def show(found: dict[str, Any]) -> None:
     for stop in found["stops"]:
-        print(f"stop arrived after {stop['arrived_s'] * 1e3:6.1f} ms, {stop['bytes_before'] / 1e6:6.0f} MB were sent before")
+        before = f"{stop['bytes_before'] / 1e6:6.0f} MB were sent before"
+        print(f"stop arrived after {stop['arrived_s'] * 1e3:6.1f} ms, {before}")
     names = {"idle": "alone", "bulk": f"beside streams at {found['calls']['bulk_gb_s']:.2f} GB/s",
              "busy": f"beside {BUSY_THREADS} processes that compute"}
     print(f"{'calls':36}{'p50 us':>10}{'p99 us':>10}{'calls':>9}")

@@ -39,6 +39,7 @@ _DIAL_EVENTS = (
     zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+HUNG_UP = "no handshake: the listener hung up, it is no bus or it is ending"
 _EAGAIN = 11
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -106,6 +107,7 @@ class DialledWire:
         self._transport = transport
         self._owner = owner
         self._refusal: Optional[str] = None
+        self._lost = HUNG_UP
         routing = f"{transport.identity.role}:{transport.unique}:{self.name.rsplit('#')[-1]}".encode()[:255]
         max_frame = transport.limits.max_frame_bytes
         self._socket = make_dealer(transport.context, transport.keys, server_key, routing, max_frame)
@@ -132,6 +134,7 @@ class DialledWire:
         event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
         kind = event["event"]
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._lost = "connection lost"
             self._socket.getsockopt(zmq.EVENTS)  # lets libzmq attach the connection before the first send
             self._owner.wire_up(self)
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -139,7 +142,7 @@ class DialledWire:
         elif kind in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
             self._refusal = _no_detail(event["value"])
         elif kind == zmq.EVENT_DISCONNECTED:
-            self._down(self._refusal or "connection lost", self._refusal is not None)
+            self._down(self._refusal or self._lost, self._refusal is not None)
         elif kind == zmq.EVENT_CLOSED:
             self._down("nobody listens there", False)
 

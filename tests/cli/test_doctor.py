@@ -17,6 +17,7 @@ import pytest
 from cosmos_actor.actors.messages import Announce
 from cosmos_actor.bus import KeyRing, envelope, known_schemas
 from cosmos_actor.cli.examination import causes
+from tests.bus import strangers
 from tests.cli import heads
 from tests.cli.conftest import Answer, Cli
 from tests.cli.sample_run import make_run
@@ -101,7 +102,7 @@ def test_a_port_at_which_nobody_listens(ask: Ask) -> None:
 
 
 def test_a_port_that_is_filtered(ask: Ask) -> None:
-    with heads.full_backlog() as address:
+    with strangers.full_backlog() as address:
         check(ask(address), causes.FILTERED, "answered nothing for 2 s")
 
 
@@ -125,6 +126,7 @@ def test_no_route_and_a_head_of_another_host(keys: Path) -> None:
 HEAD = """
 import asyncio, sys
 from pathlib import Path
+from tests.bus import strangers
 from tests.cli import heads
 
 async def serve():
@@ -145,11 +147,11 @@ def _answer(done: subprocess.CompletedProcess[str]) -> Answer:
 
 
 @pytest.mark.parametrize(("listening", "cause", "words"), [
-    (lambda: heads.listener(heads.raw_bytes), causes.NOT_ZMTP, "HTTP, it begins with b'HTTP/1.1 400"),
-    (lambda: heads.listener(lambda connection, over: None), causes.NOT_ZMTP, "it"),
-    (lambda: heads.listener(heads.silence), causes.SILENT, "0 of 64 bytes of a greeting"),
-    (lambda: heads.listener(heads.one_byte_at_a_time), causes.SILENT, "of 64 bytes of a greeting"),
-    (heads.null_socket, causes.NO_CURVE, "it speaks ZMTP 3.1 with NULL"),
+    (lambda: strangers.listener(strangers.raw_bytes), causes.NOT_ZMTP, "HTTP, it begins with b'HTTP/1.1 400"),
+    (lambda: strangers.listener(lambda connection, over: None), causes.NOT_ZMTP, "it"),
+    (lambda: strangers.listener(strangers.silence), causes.SILENT, "0 of 64 bytes of a greeting"),
+    (lambda: strangers.listener(strangers.one_byte_at_a_time), causes.SILENT, "of 64 bytes of a greeting"),
+    (strangers.null_socket, causes.NO_CURVE, "it speaks ZMTP 3.1 with NULL"),
 ], ids=["raw bytes", "closes at once", "says nothing", "slow handshake", "NULL"])
 def test_what_is_no_head(ask: Ask, keys: Path, listening: Callable[[], Any], cause: causes.Cause, words: str) -> None:
     with listening() as address:

@@ -32,7 +32,7 @@ from cosmos_actor.cli.examination.causes import (
 HEAD_ROLE = "supervisor"
 HELLO_S = 1.5
 """A head whose loop turns answers HELLO in milliseconds."""
-HANDSHAKE_S = 2.5
+HANDSHAKE_S = 2.0
 """The whole of it takes ten round trips. Longer, and a stuck head would not be named within 5 s."""
 OTHERS_S = 1.0
 """For the look at who listens there instead of the head."""

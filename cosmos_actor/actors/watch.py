@@ -119,6 +119,11 @@ class Watch:
         findings = [finding for sight in sights for finding in self._one(now, sight)]
         return findings + self._all(now, sights)
 
+    def silent_for(self, seconds: float, now: float) -> set[str]:
+        """Who is silent for at least so long since that was found."""
+        return {actor for actor, found in self.stuck.items()
+                if found.kind == SILENT and now - self._since[actor] >= seconds}
+
     def still_for_s(self, now: float) -> float:
         """How long nobody has got anything done."""
         return now - self._moved_at

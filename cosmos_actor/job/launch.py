@@ -34,6 +34,9 @@ from cosmos_actor.recipes.settings import RunSettings
 
 STATUS_PERIOD_S = 1.0
 """Period of status.json."""
+MUTE_S = 3.0
+"""A stop waits so long for a role that is found to be silent, all actors of it; then the step in hand never ends."""
+MUTE_LOOK_S = 0.25
 COMPUTE_ENV = {
     # glibc keeps what a step freed for the next one: given back to the kernel, the same pages are faulted in at every
     # step, a sixth of an update's time for a small model
@@ -227,8 +230,17 @@ class Launch:
         self._stopping = asyncio.get_running_loop().create_task(self._stop_after_drain(name))
 
     async def _stop_after_drain(self, name: str) -> None:
-        await asyncio.sleep(self._settings.supervisor.drain_s)
-        await self._supervisor.stop(f"{name}, and the step in hand took longer than supervisor.drain_s")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.supervisor.drain_s
+        while loop.time() < until:
+            await asyncio.sleep(MUTE_LOOK_S)
+            mute = self._sentinel.mute_role(MUTE_S)
+            if mute:
+                reason = f"no actor of role {mute} answers, so the step in hand can not be finished"
+                break
+        else:
+            reason = "the step in hand took longer than supervisor.drain_s"
+        await self._supervisor.stop(f"{name}, and {reason}")
 
     def _stop(self, reason: str) -> None:
         self._stopping = asyncio.get_running_loop().create_task(self._supervisor.stop(reason))

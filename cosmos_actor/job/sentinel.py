@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_actor.actors import stacks
+from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.head import Head
 from cosmos_actor.actors.processes import process_state, with_processes
 from cosmos_actor.actors.run_directory import RunDirectory
@@ -54,6 +55,14 @@ class Sentinel:
                     await self._report(finding)
             self._looked_at = time.monotonic()
             await asyncio.sleep(LOOK_S)
+
+    def mute_role(self, seconds: float) -> str:
+        """A role all of whose actors are silent for at least so long, or lost to the run; empty if there is none."""
+        silent = self._watch.silent_for(seconds, time.monotonic())
+        members = self._head.registry.membership().members
+        answering = {member.role for member in members if member.actor not in silent}
+        running = {child["role"] for child in self._children() if child["state"] == State.READY.value}
+        return min((running | {member.role for member in members}) - answering, default="")
 
     def facts(self) -> dict[str, Any]:
         """All that `wait_graph.graph_of` wants to know."""

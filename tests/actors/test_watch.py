@@ -119,3 +119,10 @@ def test_a_declared_pause_runs_out_also_when_the_actor_says_no_more():
     told = {"pause": {"what": "a checkpoint", "left_s": 10.0}}
     entry = {"actor": "policy-0", "incarnation": "1-a", "state": "ready", "statistics": told}
     assert [sight_of({**entry, "status_s": age}).paused for age in (1.0, 9.0, 11.0)] == [True, True, False]
+
+
+def test_who_is_silent_for_how_long_is_known():
+    guard = watch()
+    guard.look(5.0, [seen(silent_s=2.6), seen(actor="reward-0", still_s=3.0, blocked=True)])
+    assert guard.silent_for(3.0, 7.9) == set()
+    assert guard.silent_for(3.0, 8.0) == {"rollout-0"}

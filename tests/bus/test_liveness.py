@@ -63,3 +63,10 @@ def test_a_pause_can_be_taken_back() -> None:
 def test_a_heartbeat_is_due_once_an_interval() -> None:
     liveness = watched()
     assert [liveness.due(now) for now in (0.0, 0.5, 0.9, 1.0, 1.1, 2.5)] == [True, False, False, True, False, True]
+
+
+def test_silence_is_excused_until_a_declared_pause_is_over() -> None:
+    liveness = watched()
+    liveness.pulse(1.0, 5, 10.0, "a compile")
+    assert [liveness.unexcused_s(now) for now in (5.0, 11.0, 13.0)] == [0.0, 0.0, 2.0]
+    assert liveness.silent_s(13.0) == 12.0

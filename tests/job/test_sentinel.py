@@ -132,3 +132,34 @@ def test_a_computation_that_uses_a_cpu_is_not_reported(watched):
     watched.run.until_step(step + 2)
     assert [event for event in watched.run.events("stuck")
             if event["time"] > begun and event["kind"] == "blocked"] == []
+
+
+def test_where_it_is_asked_for_a_handler_that_never_returns_is_killed_and_the_job_goes_on(tmp_path, popen):
+    orders = tmp_path / "orders"
+    order(orders, "sleep", 3600.0)
+    run = Run(tmp_path, popen)
+    process = popen(
+        run.command(sets=['data.task="tests.job.misbehaving:make_task"', "supervisor.on_stuck=kill",
+                          "supervisor.heartbeat_s=10", "reward.deadline_s=300"]),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+        env={**environment(), "PYTHONPATH": str(ROOT), ORDERS: str(orders)})
+    run.wait(process)
+    [killing] = run.events("killing")
+    assert killing["actor"] == "reward-0" and killing["reason"].startswith("stuck: score makes no progress for 1")
+    assert [event["actor"] for event in run.events("restarting")] == ["reward-0"]
+    assert run.step == 10 and run.balance()["balanced"]
+
+
+def test_a_stop_does_not_wait_for_a_step_that_a_silent_role_can_not_finish(tmp_path, popen):
+    run = Run(tmp_path, popen)
+    process = run.start(sets=["run.steps=100000", "run.checkpoint_every=1000000"])
+    run.until_step(6)
+    os.kill(run.pid("rollout-0"), signal.SIGSTOP)
+    eventually(lambda: run.events("stuck"), "the report of rollout-0", within_s=REPORTED_S)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60.0) == 0, run.output.read_text()
+    print(f"\nstopped after {time.monotonic() - begun:.1f} s")
+    [stopping] = run.events("stopping")
+    assert "no actor of role rollout answers, so the step in hand can not be finished" in stopping["reason"]
+    assert run.processes() == []

@@ -100,5 +100,5 @@ class Receipt:
 
     def _expire(self, waiter: Any, deadline_s: float) -> None:
         if not waiter.done():
-            text = f"not done after {deadline_s:g} s, sent {self._now() - self.since:.1f} s ago"
+            text = f"not done after {deadline_s:.3g} s, sent {self._now() - self.since:.1f} s ago"
             waiter.set_exception(DeadlineExceeded(text, **self.facts()))

@@ -1,4 +1,4 @@
-"""The page of promises names tests that exist."""
+"""The pages of promises name tests that exist."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "contract" / "README.md"
+PAGES = ROOT / "docs" / "contract"
+LETTERS = {"work": "W", "call": "C", "event": "E", "state": "S", "peers": "P", "bytes": "B", "ends": "Z"}
 
 
-def test_every_promise_names_tests_that_exist() -> None:
-    if not PAGE.exists():
-        pytest.skip("the docs are not beside these tests")
-    rows = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d+ \|", line)]
-    assert [int(row.split("|")[1]) for row in rows] == list(range(1, len(rows) + 1))
+@pytest.mark.skipif(not PAGES.exists(), reason="the docs are not beside these tests")
+@pytest.mark.parametrize("page", sorted(LETTERS))
+def test_every_promise_is_numbered_and_names_tests_that_exist(page: str) -> None:
+    lines = (PAGES / f"{page}.md").read_text().splitlines()
+    rows = [line for line in lines if re.match(r"\| [A-Z]\d+ \|", line)]
+    assert [row.split("|")[1].strip() for row in rows] == [f"{LETTERS[page]}{n + 1}" for n in range(len(rows))] and rows
     for row in rows:
         file = ""
-        named = re.findall(r"`([\w/]+\.py)?(?:::(\w+))?`", row.split("|")[3])
+        named = re.findall(r"`([\w/]+\.py)?(?:::(\w+))?`", row.rsplit("|", 2)[1])
         assert any(name for name, _ in named), row
         for name, test in named:
             file = name or file
             path = ROOT / file if file.startswith("tests/") else ROOT / "tests" / "bus" / file
             assert path.exists(), file
             assert not test or f"def {test}(" in path.read_text(), f"{file}::{test}"
+
+
+def test_the_index_names_every_page() -> None:
+    if not PAGES.exists():
+        pytest.skip("the docs are not beside these tests")
+    index = (PAGES / "README.md").read_text()
+    assert {path.stem for path in PAGES.glob("*.md")} == {*LETTERS, "README"}
+    assert all(f"({page}.md)" in index for page in LETTERS)

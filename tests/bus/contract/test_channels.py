@@ -11,7 +11,10 @@ import pytest
 
 from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Limits, RemoteError, WouldBlock
 from tests.bus.messages import Fail, Number, Observation
-from tests.bus.world import World, eventually
+from tests.bus.world import FakeClock, Meddler, World, eventually
+
+NO_TIMER = Limits(heartbeat_interval_s=1000.0, lost_after_s=10_000.0)
+"""The test ticks the buses itself."""
 
 
 def doubling(bus: Bus) -> None:
@@ -309,3 +312,70 @@ def test_a_cancelled_wait_gives_its_credit_on(world: World) -> None:
 def test_an_error_names_its_facts_in_one_line() -> None:
     error = BusError("broken\nin two lines", peer="a/1", channel="work", message_id="work/3", setting="bus.x")
     assert str(error) == "broken in two lines (peer a/1, channel work, message work/3, setting `bus.x`)"
+
+
+def test_a_state_that_was_lost_comes_again_at_a_heartbeat(world: World) -> None:
+    async def scenario(world: World) -> None:
+        clock = FakeClock()
+        near, far, link = await world.pair(limits=NO_TIMER, clock=clock)
+        await eventually(lambda: far.links, "linked")
+        back = far.links["controller-0"]
+        wire = link.out.wire
+        Meddler(link, lambda frames: None)
+        near.publish_state("progress", Number(1))
+        await asyncio.sleep(0.02)
+        link.out.wire = wire
+        near.publish_state("progress", Number(2))
+        await asyncio.sleep(0.02)
+        assert back.states == {}, "the first one is under way, for all that its sender knows"
+        for _ in range(2):
+            clock.advance(1000)
+            near.tick()
+        await eventually(lambda: back.states.get("progress") == Number(2), "the newest value")
+
+    world.run(scenario)
+
+
+def test_a_slow_reader_of_state_keeps_one_value_waiting(world: World) -> None:
+    async def scenario(world: World) -> None:
+        clock, gate, seen = FakeClock(), asyncio.Event(), []
+
+        async def slow(message: Number, link: Any) -> None:
+            seen.append(message.value)
+            await gate.wait()
+
+        near, far, link = await world.pair(
+            prepare=lambda bus: bus.serve_state("progress", slow), limits=NO_TIMER, clock=clock)
+        near.publish_state("progress", Number(1))
+        await eventually(lambda: seen == [1], "the first value is being handled")
+        for value in range(2, 6):
+            near.publish_state("progress", Number(value))
+            for _ in range(2):  # its sender can not know whether the first one was lost, and repeats itself
+                clock.advance(1000)
+                near.tick()
+                await asyncio.sleep(0.005)
+        gate.set()
+        await eventually(lambda: seen[-1] == 5 and link.out.latest.unconfirmed == 0, "the newest value")
+        assert seen == [1, 5]
+
+    world.run(scenario)
+
+
+def test_a_call_is_answered_or_late_no_later_than_its_deadline(world: World) -> None:
+    async def scenario(world: World) -> None:
+        gate = asyncio.Event()
+
+        async def slow(message: Number, link: Any) -> Number:
+            await gate.wait()
+            return Number(message.value + 1)
+
+        _, _, link = await world.pair(prepare=lambda bus: bus.serve(Number, slow))
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        with pytest.raises(DeadlineExceeded, match=r"not done after 0\.\d+ s.*call/1") as caught:
+            await link.call(Number(1), deadline_s=0.1, key="once")
+        assert loop.time() - begun < 2 and caught.value.channel == "call"
+        gate.set()
+        assert await link.call(Number(1), deadline_s=5, key="once") == Number(2)
+
+    world.run(scenario)

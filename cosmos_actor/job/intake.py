@@ -110,9 +110,14 @@ class Experience(Handle[Groups]):
 
     def __init__(self, job: Job, parts: Any, what: str) -> None:
         self.what = what
-        self.parts: Handle[list[Part]] = job.handle(parts, what)
         self._job = job
+        self._come: list[Part] = []
         self._whole: Handle[Groups] | None = None
+        self.parts: Handle[list[Part]] = job.handle(self._noted(parts), what)
+
+    async def _noted(self, parts: Any) -> list[Part]:
+        self._come = await parts
+        return self._come
 
     def resolve(self, timeout_s: float | None = None) -> Groups:
         if self._whole is None:
@@ -120,10 +125,12 @@ class Experience(Handle[Groups]):
         return self._whole.resolve(timeout_s)
 
     def done(self) -> bool:
-        return self.parts.done() and (self._whole is None or self._whole.done())
+        return self.parts.done() and all(part.task.done() for part in self._come)
 
     def cancel(self) -> None:
         self.parts.cancel()
+        if self._whole is not None:
+            self._whole.cancel()
 
     async def value(self) -> Groups:
         found = await asyncio.gather(*(part.groups() for part in await self.parts.value()))

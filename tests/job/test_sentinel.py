@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 REPORTED_S = 20.0
 """3 s on a machine that has time; tests run on any."""
 SETS = ["run.steps=100000", 'data.task="tests.job.misbehaving:make_task"', "supervisor.no_progress_s=6",
-        "reward.deadline_s=300", "run.checkpoint_every=1000000"]
+        "reward.deadline_s=300", "run.checkpoint_every=1000000", "bus.lost_after_s=100"]
 
 
 class Watched:
@@ -60,6 +60,14 @@ class Watched:
     def goes_on(self, actor: str, since: float) -> None:
         eventually(lambda: [event for event in self.run.events("goes_on")
                             if event["time"] > since and event["actor"] == actor], f"{actor} going on", within_s=60.0)
+
+    def standstill(self, why: str, since: float) -> dict[str, Any]:
+        """The event of one whose cause begins so."""
+        def look() -> dict[str, Any] | None:
+            return next((event for event in self.run.events("standstill")
+                         if event["time"] > since and event["why"].startswith(why)), None)
+
+        return eventually(look, f"a standstill because {why}", within_s=60.0)
 
     def why(self) -> dict[str, Any]:
         done = subprocess.run([*COMMAND, "why", str(self.run.directory), "--json"], capture_output=True, text=True,
@@ -105,9 +113,7 @@ def test_a_handler_that_sleeps_is_reported_and_a_standstill_leaves_all_stacks(wa
     assert "score makes no progress" in watched.report("blocked", "reward-0", begun)["reason"]
     answer = why_until(watched, "reward-0")
     assert any(line.startswith("  reward-0 is blocked in score") for line in answer["lines"])
-    [standstill] = eventually(lambda: [event for event in watched.run.events("standstill") if event["time"] > begun],
-                              "the report of a standstill", within_s=60.0)
-    assert standstill["why"].startswith("reward-0 is blocked in score")
+    standstill = watched.standstill("reward-0 is blocked in score", begun)
     stacks = {file.split("/")[1]: (watched.run.directory / file).read_text() for file in standstill["stacks"]}
     assert set(stacks) == {"supervisor.stacks.txt", "controller-0", "data-0", "reward-0", "replay_buffer-0",
                            "reference-0", "policy-0", "rollout-0"}
@@ -119,8 +125,7 @@ def test_a_handler_that_sleeps_is_reported_and_a_standstill_leaves_all_stacks(wa
 def test_code_that_holds_the_interpreter_lock_is_reported_and_its_stacks_are_written(watched):
     begun = watched.order("hold", 8.5)
     assert "no heartbeat for" in watched.report("silent", "reward-0", begun)["reason"]
-    [standstill] = eventually(lambda: [event for event in watched.run.events("standstill") if event["time"] > begun],
-                              "the report of a standstill", within_s=60.0)
+    standstill = watched.standstill("reward-0 gave no heartbeat", begun)
     [file] = [name for name in standstill["stacks"] if "/reward-0/" in name]
     assert "hold_the_lock" in (watched.run.directory / file).read_text()
     watched.goes_on("reward-0", begun)

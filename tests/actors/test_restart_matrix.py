@@ -31,18 +31,20 @@ while not os.path.exists({trigger!r}):
     time.sleep(0.01)
 os.remove({trigger!r})
 """
-STUBBORN = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+FIRST_LIFE_IS_STUBBORN = f"""
+import os, signal
+if not os.path.exists({{mark!r}}):
+    open({{mark!r}}, "w").close()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("here", flush=True)
-time.sleep(600)
-"""
+{OBEDIENT}"""
 BROKEN = "import sys; sys.stderr.write('error: port taken\\n'); sys.exit(3)"
 FAILS_LATER = f"""
 import os
 if os.path.exists({{mark!r}}):
     {BROKEN.replace("{", "{{")}
 open({{mark!r}}, "w").close()
+print("here", flush=True)
 {OBEDIENT}"""
 
 Step = tuple[str, ...]
@@ -107,7 +109,7 @@ def failing_starts() -> Iterator[Cell]:
             f"over: failed_to_start: b-0 failed to start: {FAILED}", f"a-0 ended: {STOPPED}"),
             restart={"b-0": restart}, code={"b-0": BROKEN}, not_ready={"b-0": (1,)}, standing=False)
     again = [f"b-0 ended: {FAILED}", "b-0 is restarted", "b-0 started"]
-    yield Cell("a restart fails, and again", (("kill", "b-0"),), (
+    yield Cell("a restart fails, and again", (("logged", "b-0"), ("kill", "b-0")), (
         f"b-0 ended: {KILLED}", "b-0 is restarted", "b-0 started", *again, f"b-0 ended: {FAILED}",
         f"over: gave_up: gave up: 3 restarts within 120 s, more than 2; the last: b-0 {FAILED}",
         f"c-0 ended: {STOPPED}", f"a-0 ended: {STOPPED}"),
@@ -125,7 +127,8 @@ def deaths_meanwhile() -> Iterator[Cell]:
     yield Cell("one_for_all, a dies while it is stopped for b", (
         ("logged", "a-0"), ("kill", "b-0"), ("ended", "c-0"), ("kill", "a-0")), (
         f"b-0 ended: {KILLED}", "b-0 is restarted", f"c-0 ended: {STOPPED}", f"a-0 ended: {KILLED}",
-        "a-0 started", "b-0 started", "c-0 started"), Strategy.ONE_FOR_ALL, code={"a-0": STUBBORN}, intensity=1)
+        "a-0 started", "b-0 started", "c-0 started"), Strategy.ONE_FOR_ALL, code={"a-0": FIRST_LIFE_IS_STUBBORN},
+        intensity=1)
 
 
 def groups() -> Iterator[Cell]:
@@ -152,7 +155,8 @@ class Stage:
         self.cell, self.folder = cell, folder
         self.lives: Counter[str] = Counter()
         self.begins = 0
-        specs = [python(self._code(actor), actor, restart=cell.restart.get(actor, Restart.PERMANENT), shutdown_s=60.0)
+        specs = [python(self._code(actor), actor, restart=cell.restart.get(actor, Restart.PERMANENT), shutdown_s=60.0,
+                        start_s=60.0)
                  for actor in ALL]
         self.job = Job(folder, *specs, ready=self._is_ready, strategy=cell.strategy,
                        limits=RestartLimits(intensity=cell.intensity, back_off_first_s=0.01))

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import socket
-from dataclasses import asdict
+import time
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -51,10 +52,11 @@ def whom_to_ask(paths: RunPaths) -> dict[str, tuple[str, str]]:
     from cosmos_actor.cli.run_state import read_status
     status = read_status(paths)
     head = str(status.get("head") or "")
-    if paths.owner_pid() is None or not head:
+    if paths.owner_pid() is None:
         raise NotFound(f"{paths.root} is not running, so it has no edges", setting="--live")
     if not head.startswith("tcp://"):
-        raise NotFound(f"{paths.root} runs in one process, so nobody can dial its actors", setting="--live")
+        raise NotFound(f"{paths.root} is still starting, or runs in one process: nobody can dial its actors",
+                       setting="--live")
     members = {member["actor"]: (member["role"], member["address"]) for member in status.get("members", ())
                if not member["leaving"]}
     return {"supervisor-0": ("supervisor", head), **members}
@@ -69,10 +71,11 @@ def planned(paths: RunPaths) -> set[str]:
 
 async def ask_all(paths: RunPaths, asked: dict[str, tuple[str, str]]) -> dict[str, Links | str]:
     """Of each its links, or one line about why it did not answer."""
-    from cosmos_actor.bus import Bus, Identity, KeyRing, ZmqTransport, new_incarnation
+    from cosmos_actor.bus import Bus, Identity, KeyRing, Limits, ZmqTransport, new_incarnation
     keys = KeyRing.load(paths.keys / f"{ASKING_ROLE}.key")
     name = f"check-{socket.gethostname()}-{os.getpid()}"
-    bus = Bus(Identity(keys.run_id, ASKING_ROLE, name, new_incarnation()), ZmqTransport(), keys)
+    limits = replace(Limits(), shared_bytes=0)  # one question each is not worth a ring and a lane
+    bus = Bus(Identity(keys.run_id, ASKING_ROLE, name, new_incarnation()), ZmqTransport(), keys, limits=limits)
     await bus.start(None)
     turns = asyncio.Semaphore(AT_ONCE)
 
@@ -90,9 +93,10 @@ async def ask_all(paths: RunPaths, asked: dict[str, tuple[str, str]]) -> dict[st
 async def ask_one(bus: Bus, actor: str, role: str, address: str) -> Links | str:
     from cosmos_actor.actors.messages import AskLinks
     from cosmos_actor.bus import BusError
+    until = time.monotonic() + ASK_DEADLINE_S
     try:
         link = await bus.connect(address, role=role, actor=actor, deadline_s=ASK_DEADLINE_S)
-        answer = await link.call(AskLinks(), deadline_s=ASK_DEADLINE_S)
+        answer = await link.call(AskLinks(), deadline_s=max(0.0, until - time.monotonic()))
     except BusError as error:
         return error.text
     return {one.actor: one for one in answer.links}

@@ -188,7 +188,7 @@ def test_a_run_that_is_not_up_has_no_edges(cli: Cli, here: Path) -> None:
 def test_a_run_in_one_process_can_not_be_asked(cli: Cli, here: Path) -> None:
     with RunDirectory.create(here / "run", "digest", run_id=heads.RUN) as directory:
         (directory.root / "status.json").write_text(json.dumps({"head": "memory://head", "members": []}))
-        assert "runs in one process, so nobody can dial its actors" in cli("check", "--live", "run").error
+        assert "or runs in one process: nobody can dial its actors" in cli("check", "--live", "run").error
 
 
 @pytest.mark.slow

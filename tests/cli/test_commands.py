@@ -51,6 +51,7 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
     (["up", "grpo-arithmetic", "--set", "bus.host=no.such.host.invalid"], "setting `bus.host`"),
     (["up", "grpo-arithmetc"], "did you mean `grpo-arithmetic`?"),
     (["up"], "name a recipe: grpo-arithmetic"),
+    (["check"], "name a recipe, or a run with --live"),
     (["up", "nothing.toml"], "can not read nothing.toml"),
     (["up", "--resume"], "--resume needs a recipe or --run-dir"),
     (["up", "grpo-arithmetic", "--resume"], "there is no run of `grpo-arithmetic` below runs/ to resume"),

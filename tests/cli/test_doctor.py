@@ -16,7 +16,9 @@ import pytest
 
 from cosmos_actor.actors.messages import Announce
 from cosmos_actor.bus import KeyRing, envelope, known_schemas
+from cosmos_actor.bus.greeting import Greeting
 from cosmos_actor.cli.examination import causes
+from cosmos_actor.cli.examination.reach import judge_greeting
 from tests.bus import strangers
 from tests.cli import heads
 from tests.cli.conftest import Answer, Cli
@@ -113,6 +115,8 @@ def test_no_route_and_a_head_of_another_host(keys: Path) -> None:
     with two_hosts() as (left, right):
         asked = Asked(_answer(left.run([*command, "tcp://198.51.100.7:5555", "--json"], timeout=60, check=False)))
         check(asked, causes.NO_ROUTE, "to 198.51.100.7: Network is unreachable")
+        asked = Asked(_answer(left.run([*command, "--json"], timeout=60)))
+        assert (asked.lines["default route"]["mark"], asked.lines["default route"]["setting"]) == ("warn", "bus.host")
         server = right.popen([sys.executable, "-c", HEAD, keys, f"tcp://{right.address}:0"], cwd=ROOT,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         address = server.stdout.readline().strip()
@@ -359,13 +363,43 @@ def test_this_host(ask: Ask) -> None:
     assert "with CURVE" in asked.lines["libzmq"]["value"]
 
 
-def test_too_few_descriptors_are_bad_and_name_the_setting() -> None:
-    code = ("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\n"
+def test_too_few_descriptors_are_bad_and_one_core_is_a_warning() -> None:
+    code = ("import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\n"
+            "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
             "from cosmos_actor.cli import main; raise SystemExit(main(['doctor']))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     line = done.stdout.splitlines()[0]
     assert line.startswith("bad  RLIMIT_NOFILE: 200, may be raised to 200 → ") and "bus.min_descriptors" in line
+    assert "\nwarn cores: 1 of " in done.stdout
+
+
+def fail(error: OSError) -> Callable[..., Any]:
+    def call(*arguments: object) -> None:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(("what", "fault", "mark", "words"), [
+    ("memfd, /proc/PID/fd", ("os.memfd_create", fail(PermissionError(1, "Operation not permitted"))), "bad",
+     "memfd_create: Operation not permitted"),
+    ("memfd, /proc/PID/fd", ("CHILD", "open('/proc/1/no')"), "warn", "a child can not open ours: FileNotFoundError"),
+    ("memfd, /proc/PID/fd", ("CHILD", "print(99, flush=True); input()"), "warn", "we can not open a child's"),
+    ("/dev/shm", ("shutil.disk_usage", fail(FileNotFoundError(2, "No such file or directory"))), "bad", "No such file"),
+    ("/dev/shm", ("ENOUGH_SHM_BYTES", 2**60), "warn", "GiB free"),
+    ("clock", ("_kernel_is_synchronised", lambda: None), "warn", "unknown whether it is synchronised"),
+    ("clock", ("_kernel_is_synchronised", lambda: True), "ok", "synchronised; monotonic to"),
+    ("libzmq", ("zmq.has", lambda feature: False), "bad", "without CURVE"),
+    ("memory", ("_cgroup_number", lambda name: 2.0**20 * ("max" in name)), "warn", "of this control group"),
+    ("cores", ("_cpu_quota", lambda: 0.5), "warn", "0.5 by the control group's quota"),
+])
+def test_what_is_not_well_with_this_host(
+        ask: Ask, monkeypatch: pytest.MonkeyPatch, what: str, fault: tuple[str, Any], mark: str, words: str) -> None:
+    monkeypatch.setattr(f"cosmos_actor.cli.examination.host.{fault[0]}", fault[1])
+    line = ask().lines[what]
+    assert line["mark"] == mark and words in line["value"]
+    assert bool(line["cure"] and line["setting"]) == (mark != "ok")
 
 
 def test_a_key_that_can_not_be_used_is_a_mistake(cli: Cli, keys: Path) -> None:
@@ -375,6 +409,24 @@ def test_a_key_that_can_not_be_used_is_a_mistake(cli: Cli, keys: Path) -> None:
         assert "has mode 0644: others can read it; chmod 600" in answer.error
 
     with_head(scenario, keys)
+
+
+@pytest.mark.parametrize(("greeting", "value"), [
+    (Greeting((3, 1), "PLAIN"), "no CURVE: it speaks ZMTP 3.1 with PLAIN"),
+    (Greeting((2, 0), ""), "no CURVE: it speaks ZMTP 2.0 with no security at all"),
+])
+def test_other_mechanisms_and_older_versions_are_no_head(greeting: Greeting, value: str) -> None:
+    assert judge_greeting(greeting) == causes.bad("greeting", causes.NO_CURVE, value.partition(": ")[2])
+
+
+def test_the_exit_code_is_that_of_the_first_bad_line_else_of_the_first_warning_with_a_cause() -> None:
+    fine, warning = causes.Observation("a", "ok", ""), causes.Observation("b", "warn", "", "cure", "setting")
+    skew = causes.Observation("clock", "warn", "", "cure", "setting", causes.SKEW)
+    unfit = causes.Observation("c", "bad", "", "cure", "setting")
+    assert causes.exit_code([fine, warning]) == 0
+    assert causes.exit_code([fine, warning, skew]) == causes.SKEW.exit_code
+    assert causes.exit_code([skew, causes.bad("port", causes.CLOSED, "")]) == causes.CLOSED.exit_code
+    assert causes.exit_code([skew, unfit]) == 1
 
 
 def test_each_cause_has_its_own_name_exit_code_cure_and_setting() -> None:

@@ -5,6 +5,7 @@ It answers with the run's settings, keeps the registry, and tells everybody abou
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,6 +32,10 @@ from cosmos_actor.actors.registry import Registry
 from cosmos_actor.actors.run_directory import write_whole
 from cosmos_actor.bus import Bus, BusError, Link
 from cosmos_actor.bus.handshake import Introduction
+from cosmos_actor.bus.probe import refuses
+
+PROBES, PROBE_PAUSE_S, PROBE_DEADLINE_S = 5, 0.3, 1.0
+"""How often the head looks whether the process of a joined actor still listens, after the connection to it broke."""
 
 STOP_JOINED_DEADLINE_S = 2.0
 """How long the head waits for a joined actor to hear that the run is over; it then finds out by itself."""
@@ -53,6 +58,7 @@ class Head:
         self._status_path, self._events, self._clock = status_path, events, clock
         self._on_ready, self._on_status, self._on_finished = on_ready, on_status, on_finished
         self.address = ""
+        self._probes: set[asyncio.Task[None]] = set()
 
     async def start(self, listen: str) -> str:
         """Listen; the address that actors dial."""
@@ -64,6 +70,7 @@ class Head:
         bus.serve_state(STATUS_TOPIC, self._status)
         serve_examination(bus, self._clock)
         bus.on_link_down(self._link_down)
+        bus.on_wire_down(self._wire_down)
         bus.admit_by(self._objection)
         self.address = await bus.start(listen)
         return self.address
@@ -145,6 +152,22 @@ class Head:
         member = self.registry.member(link.peer.actor)
         if member is not None and member.incarnation == link.peer.incarnation:
             self._depart(member, f"left: {reason}" if member.leaving else reason)
+
+    def _wire_down(self, link: Link) -> None:
+        member = self.registry.member(link.peer.actor)
+        if member is not None and member.joined and member.incarnation == link.peer.incarnation:
+            probe = asyncio.get_running_loop().create_task(self._look_for(member))
+            self._probes.add(probe)
+            probe.add_done_callback(self._probes.discard)
+
+    async def _look_for(self, member: Member) -> None:
+        """Nobody tells of a process that died on another host; but its port then refuses, and a bad network does not."""
+        for _ in range(PROBES):
+            if await refuses(member.address, PROBE_DEADLINE_S):
+                reason = f"nothing listens at {member.address} any more: its process is gone"
+                self.exited(member.actor, member.incarnation, reason)
+                return
+            await asyncio.sleep(PROBE_PAUSE_S)
 
     def _depart(self, member: Member, reason: str) -> None:
         self.statuses.pop(member.actor, None)

@@ -84,6 +84,7 @@ class Bus:
         self._doorman = Doorman(self)
         self._up: List[Callable[[Link], Any]] = []
         self._down: List[Callable[[Link, str], Any]] = []
+        self._broken: List[Callable[[Link], Any]] = []
         self._gap: List[Callable[[Link, GapError], Any]] = []
         self._rule: Callable[[Introduction], Optional[str]] = lambda theirs: None
         self._published: Dict[str, Any] = {}
@@ -183,6 +184,10 @@ class Bus:
         """Called once per link, when it is over for good (not while a new wire is being dialled)."""
         self._down.append(callback)
 
+    def on_wire_down(self, callback: Callable[[Link], Any]) -> None:
+        """Called when a connection broke under a link that is not over: the peer may be gone, or only the network."""
+        self._broken.append(callback)
+
     def on_gap(self, callback: Callable[[Link, GapError], Any]) -> None:
         """Numbers were missing on a channel; they are asked for again."""
         self._gap.append(callback)
@@ -257,8 +262,11 @@ class Bus:
             self.link_over(link, f"it said goodbye: {reason}")
 
     def wire_lost(self, link: Link) -> None:
-        """No answer to a goodbye will come any more."""
+        """No answer to a goodbye will come any more, and whoever asked is told."""
         self._leaving.discard(link)
+        if link.lost is None:
+            for callback in self._broken:
+                self._loop.call_soon(callback, link)
 
     def link_over(self, link: Link, reason: str) -> None:
         """For good: the peer is lost or said goodbye."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import psutil
 import pytest
@@ -136,6 +137,23 @@ def test_an_actor_that_joins_is_used_and_may_leave_again(run, popen, tmp_path):
     run.wait(process)
     balance = run.balance()
     assert run.step == 44 and balance["balanced"] and balance["trained"] == 40 * 8 * 4 and not balance["dropped"]
+
+
+def test_a_joined_actor_that_is_killed_is_found_within_three_seconds(run, popen, uninterrupted):
+    process = run.start(sets=["run.steps=400", "rollout.chunk_prompts=2"])
+    run.until_step(5)
+    joined = popen(join_command(run), env=environment())
+    [event] = eventually(lambda: run.events("joined"), "the rollout that joined", within_s=START_S)
+    step = run.step
+    eventually(lambda: event["actor"] in rollouts_that_answered(run), "an answer of it", within_s=START_S)
+    joined.kill()
+    killed_at = time.time()
+    [departed] = eventually(lambda: run.events("departed"), "word of its end", within_s=START_S)
+    assert departed["time"] - killed_at < 3 and "its process is gone" in departed["reason"]
+    run.until_step(max(step, run.step) + 2)
+    process.send_signal(signal.SIGTERM)
+    run.wait(process)
+    assert run.balance()["balanced"] and run.balance()["in_flight"] == 0
 
 
 def rollouts_that_answered(run: Run) -> set[str]:

@@ -161,7 +161,7 @@ class Head:
             probe.add_done_callback(self._probes.discard)
 
     async def _look_for(self, member: Member) -> None:
-        """Nobody tells of a process that died on another host; but its port then refuses, and a bad network does not."""
+        """Nobody tells of a process that died on another host; but its port refuses then, a bad network does not."""
         for _ in range(PROBES):
             if await refuses(member.address, PROBE_DEADLINE_S):
                 reason = f"nothing listens at {member.address} any more: its process is gone"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cosmos_actor.actors.event_loop import new_event_loop
 from tests.leaks import Snapshot
 
 # Times say something about a machine and its load, never about the code under test.
@@ -18,6 +19,17 @@ settings.load_profile("any machine")
 
 STOP_LIMIT_S = 5.0
 # A killed process that is not gone by then is stuck in the kernel, and the test should say so rather than hang.
+
+
+def open_what_stays_open() -> None:
+    """libuv keeps a pipe from its first loop on for the process's whole life: no module is to be blamed for it."""
+    loop = new_event_loop()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+
+
+open_what_stays_open()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,9 @@ class Played:
             @handles(TasksRequest, concurrency=4)
             async def tasks(self, request: TasksRequest) -> Tasks:
                 await gates["data"].pass_through()
+                mark = "r" if request.split == "replacement" else ""
                 return Tasks([
-                    GenerateTask(group_id=f"g{request.step:06d}-{place}", attempt=request.attempt, task={},
+                    GenerateTask(group_id=f"g{request.step:06d}-{mark}{place}", attempt=request.attempt, task={},
                                  prompt=np.zeros(2, np.int32), samples=request.samples, seed=place)
                     for place in range(request.prompts)])
 
@@ -74,7 +75,8 @@ class Played:
             @handles(GenerationRequest, concurrency=4)
             async def generate(self, request: GenerationRequest) -> Generation:
                 await gates["rollout"].pass_through()
-                groups = [make_group(group_id=task.group_id, attempt=task.attempt) for task in request.tasks]
+                groups = [make_group(group_id=task.group_id, attempt=task.attempt, version=request.version_dispatch)
+                          for task in request.tasks]
                 return Generation(groups, 0.1, 1)
 
         class Reward(Role):
@@ -98,8 +100,8 @@ class Played:
 class SmallJob:
     """A job and its actors, whose loop turns in a thread; the test is the recipe."""
 
-    def __init__(self, folder: Path, driver: ThreadDriver) -> None:
-        self._driver = driver
+    def __init__(self, folder: Path, driver: ThreadDriver, flags: Sequence[str] = ()) -> None:
+        self._driver, self._flags = driver, flags
         self.job = driver.start(self._open(RunPaths(folder))).result(30.0)
 
     def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -119,7 +121,7 @@ class SmallJob:
         return len(self.cluster.actors["replay_buffer-0"].role.buffer)
 
     async def _open(self, paths: RunPaths) -> Job:
-        settings = resolve("grpo-arithmetic", FLAGS)
+        settings = resolve("grpo-arithmetic", [*FLAGS, *self._flags])
         self.cluster = SmallCluster(stateful=STATEFUL)
         self.cluster.settings = settings
         played = Played()
@@ -134,10 +136,10 @@ class SmallJob:
 
 
 @contextmanager
-def small_job(folder: Path) -> Iterator[SmallJob]:
+def small_job(folder: Path, *flags: str) -> Iterator[SmallJob]:
     driver = ThreadDriver()
     try:
-        made = SmallJob(folder, driver)
+        made = SmallJob(folder, driver, flags)
         yield made
         made.close()
     finally:

@@ -13,7 +13,7 @@ from cosmos_actor.actors.dead_letters import quarantine_of, read_dead_letters
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.job.quarantined import load_quarantined
 from cosmos_actor.roles.messages import ScoreRequest, UpdateRequest
-from tests.job.runs import COMMAND, Run, environment
+from tests.job.runs import COMMAND, JOB_S, Run, environment
 from tests.project.source import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -63,25 +63,26 @@ def test_a_prompt_that_kills_its_grader_costs_its_chunk_and_nothing_else(run, sh
 
 
 DEADLY_POLICY = """
-import os, signal
-from cosmos_actor.trainer.policy import PolicyTrainer
-step = PolicyTrainer.grpo_step
-def grpo_step(self, groups):
-    if self.updates["policy"] == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, groups)
-PolicyTrainer.grpo_step = grpo_step
+import os, signal, sys
+if "cosmos_actor.job.actor" in sys.orig_argv:
+    from cosmos_actor.trainer.policy import PolicyTrainer
+    step = PolicyTrainer.policy_step
+    def policy_step(self, *arguments):
+        if self.updates["policy"] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *arguments)
+    PolicyTrainer.policy_step = policy_step
 """
 
 
 def test_an_update_that_kills_the_policy_in_two_lives_ends_the_job_with_its_name(run, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(DEADLY_POLICY)
-    process = run.start(sets=[f'policy.env={{PYTHONPATH="{tmp_path}:{ROOT}"}}'])
-    run.wait(process, code=1)
-    assert "error: policy update 7 killed 2 actors of role policy (policy-0: killed by SIGKILL; policy-0" in (
+    process = run.start(sets=[f'policy.env={{PYTHONPATH="{tmp_path}:{ROOT}"}}', "policy.sft_steps=1"])
+    assert process.wait(2 * JOB_S) == 1, run.output.read_text()
+    assert "error: policy update 4 killed 2 actors of role policy (policy-0: killed by SIGKILL; policy-0" in (
         run.output.read_text())
     assert len(run.events("rewind")) == 2 and run.balance()["balanced"]
     [letter] = read_dead_letters(RunPaths(run.directory))
     path: Path = quarantine_of(RunPaths(run.directory)) / f"{letter['quarantine']}.msgpack"
     message = load_quarantined(path)
-    assert isinstance(message, UpdateRequest) and message.step == 7 and len(message.groups) == 8
+    assert isinstance(message, UpdateRequest) and message.step == 4 and len(message.groups) == 8

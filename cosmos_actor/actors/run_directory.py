@@ -77,19 +77,20 @@ class RunPaths:
         """run.json: format, run_id, configuration_digest, created (seconds after 1970). Raises NotFound if damaged."""
         try:
             description: dict[str, Any] = json.loads(self.identity.read_text())
-            return {**description, "configuration_digest": str(description["configuration_digest"])}
+            return {**description, **{name: str(description[name]) for name in ("run_id", "configuration_digest")}}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NotFound(f"{self.identity} can not be read: {error}; start a new run", setting=SETTING) from error
 
     def owner_pid(self) -> int | None:
-        """The living process that holds the directory, or None."""
+        """The living process that holds the directory, or None. Damaged words in the lock are nobody's name: the kernel
+        knows who holds it."""
         try:
             owner = self.lock.read_text()
-        except FileNotFoundError:
+            return int(owner.partition(":")[0]) if owner and death.alive(owner) else None
+        except (FileNotFoundError, ValueError):
             return None
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise _unusable(self, error) from error
-        return int(owner.partition(":")[0]) if owner and death.alive(owner) else None
 
 
 class RunDirectory(RunPaths):

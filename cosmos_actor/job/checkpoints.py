@@ -77,7 +77,9 @@ class Checkpoints:
         directory = self.root / name
         try:
             record = json.loads((directory / "job.json").read_text())
-            return Checkpoint(directory, record["step"], record["dispatched_through"],
+            if f"iter_{record['step']:09d}" != name:
+                raise ValueError(f"it says that it is of step {record['step']}")
+            return Checkpoint(directory, record["step"], int(record["dispatched_through"]),
                               tuple((key[0], key[1]) for key in record["buffered"]))
         except DAMAGED as error:
             raise self._unreadable(f"checkpoint {directory} can not be read: {error!r}") from error

@@ -97,7 +97,7 @@ def verify(directory: Path) -> None:
     listing = directory / DIGESTS
     if not listing.is_file():
         raise CheckpointError(f"{listing} is missing: the checkpoint was never finished")
-    for name, expected in _read_json(listing)["sha256"].items():
+    for name, expected in _listed(listing).items():
         file = directory / name
         if not file.is_file():
             raise CheckpointError(f"{file} is missing")
@@ -105,6 +105,15 @@ def verify(directory: Path) -> None:
             raise CheckpointError(f"{file} is truncated: {file.stat().st_size} of {expected['bytes']} bytes")
         if _digest(file) != expected["digest"]:
             raise CheckpointError(f"{file} is corrupt: its bytes are not the ones that were written")
+
+
+def _listed(listing: Path) -> dict[str, dict[str, Any]]:
+    """What `digests.json` says of each file."""
+    try:
+        listed = _read_json(listing)["sha256"].items()
+        return {str(name): {"bytes": int(said["bytes"]), "digest": str(said["digest"])} for name, said in listed}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{listing} can not be read: {error!r}") from error
 
 
 @contextmanager

@@ -165,3 +165,20 @@ def test_events_go_on_after_a_resume(folder: Path) -> None:
         file.write('{"eve')
     with RunDirectory.open_for_resume(folder, "digest") as directory:
         assert directory.writer(directory.events).repaired_bytes == 5
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"abc", b"12", b"a:b:c", b"x" * 10_000])
+def test_damaged_words_in_the_lock_are_nobodys_name(folder: Path, damage: bytes) -> None:
+    make(folder).close()
+    (folder / "lock").write_bytes(damage)
+    assert RunPaths(folder).owner_pid() is None
+    RunDirectory.open_for_resume(folder, "digest").close()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"configuration_digest": "digest"}'])
+def test_a_run_json_that_lacks_something_is_one_line(folder: Path, text: str) -> None:
+    make(folder).close()
+    (folder / "run.json").write_text(text)
+    with pytest.raises(NotFound) as caught:
+        RunDirectory.open_for_resume(folder, "digest")
+    assert "run.json can not be read" in one_line(caught) and "start a new run" in one_line(caught)

@@ -56,7 +56,8 @@ def test_a_step_may_be_written_again_after_a_rewind(checkpoints):
 
 
 @pytest.mark.parametrize("record", [
-    '{"step":', "{}", "[]", "null", '{"step": 5, "dispatched_through": 6, "buffered": [7]}'])
+    '{"step":', "{}", "[]", "null", '{"step": "5", "dispatched_through": 6, "buffered": []}',
+    '{"step": 6, "dispatched_through": 6, "buffered": []}', '{"step": 5, "dispatched_through": 6, "buffered": [7]}'])
 def test_a_damaged_checkpoint_is_one_line_that_names_the_file(checkpoints, record):
     write(checkpoints, 5)
     (checkpoints.latest().directory / "job.json").write_text(record)

@@ -133,8 +133,9 @@ def test_an_unfinished_save_is_no_checkpoint(copy: Path) -> None:
         verify(copy)
 
 
-def test_digests_that_are_no_json_are_named(copy: Path) -> None:
-    (copy / "digests.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"sha256": []}', '{"sha256": {"model/x": {"bytes": "many"}}}'])
+def test_digests_that_are_none_are_named(copy: Path, text: str) -> None:
+    (copy / "digests.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"digests\.json can not be read"):
         verify(copy)
 

@@ -44,15 +44,11 @@ def _list(paths: RunPaths, as_json: bool) -> None:
 
 
 def _print(letters: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    from cosmos_actor.cli.screen import plain, table
-    rows = table("time", "kind", "role", "what", "groups", "reason")
+    """One line each, so that it can be searched."""
     for letter in letters:
-        time = datetime.fromtimestamp(letter["time"]).strftime("%H:%M:%S")
-        rows.add_row(*map(plain, (time, letter["kind"], letter["role"], letter["what"], len(letter["groups"]) or "–",
-                                  letter["reason"])))
-    Console(highlight=False).print(rows)
+        time = datetime.fromtimestamp(letter["time"]).strftime("%Y-%m-%d %H:%M:%S")
+        groups = f", {len(letter['groups'])} groups" if letter["groups"] else ""
+        typer.echo(f"{time} {letter['kind']}: {letter['what']} (role {letter['role']}{groups}): {letter['reason']}")
 
 
 def _show(paths: RunPaths, name: str, as_json: bool) -> None:

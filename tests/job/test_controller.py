@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cosmos_actor.actors.context import SystemClock
+from cosmos_actor.actors.dead_letters import Poison
 from cosmos_actor.actors.errors import NotFound
 from cosmos_actor.actors.fleet import StateLost
 from cosmos_actor.actors.json_lines import read_json_lines
@@ -15,6 +16,7 @@ from cosmos_actor.actors.runtime import HeadLost
 from cosmos_actor.bus.errors import RemoteError
 from cosmos_actor.job import controller
 from cosmos_actor.job.controller import FAILED, FINISHED, MOST_REWINDS, STOPPED, ControllerProcess, run_recipe
+from cosmos_actor.job.intake import ShortSample
 from cosmos_actor.job.job import StopAsked
 
 
@@ -115,3 +117,9 @@ def test_a_rewind_is_an_event_of_the_run(tmp_path):
     process._note_rewind("policy-0 is gone")
     [event] = read_json_lines(process._paths.events)
     assert (event["event"], event["reason"]) == ("rewind", "policy-0 is gone")
+
+
+@pytest.mark.parametrize("end", [Poison("policy update 7 killed 2 actors"), ShortSample("step 7 has 0 of 8 groups")])
+def test_what_the_job_found_out_about_itself_ends_it_with_that_line(run, end):
+    last_word, _ = run((3, end))
+    assert (last_word.outcome, last_word.reason, last_word.exit_code) == (FAILED, str(end), 1)

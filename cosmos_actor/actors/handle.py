@@ -59,11 +59,19 @@ class InlineDriver:
         self.loop = loop
 
     def start(self, coroutine: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
-        return self.loop.create_task(coroutine)
+        task = self.loop.create_task(coroutine)
+        task.add_done_callback(_seen)
+        return task
 
     def wait(self, future: Any, timeout_s: float) -> bool:
         done, _ = self.loop.run_until_complete(asyncio.wait([future], timeout=timeout_s))
         return bool(done)
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """A failure that nobody resolves is nobody's, as with futures of a thread: asyncio would print it at the end."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Handle(Generic[Value]):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from cosmos_actor.actors.context import Context, SystemClock
 from cosmos_actor.actors.handle import InlineDriver
@@ -36,6 +37,7 @@ def run_inproc(settings: RunSettings, directory: RunDirectory, observer: Observe
     """Run the job to its end on this thread. Exceptions of roles and recipes come through as they are."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
+    loop.set_exception_handler(_but_interrupts)
     cluster = InprocCluster(settings, directory, InlineDriver(loop))
     try:
         job = loop.run_until_complete(cluster.open())
@@ -46,6 +48,12 @@ def run_inproc(settings: RunSettings, directory: RunDirectory, observer: Observe
         loop.run_until_complete(asyncio.wait_for(cluster.close(), CLOSE_DEADLINE_S))
         loop.close()
         asyncio.set_event_loop(None)
+
+
+def _but_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Ctrl-C in a role's computation has ended the run already; its task need not say so again."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 @contextmanager

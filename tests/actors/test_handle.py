@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import threading
 
 import pytest
@@ -87,3 +88,11 @@ def test_the_thread_driver_computes_elsewhere_and_the_inline_driver_here(driver)
         return threading.current_thread() is threading.main_thread()
 
     assert handle(driver, where()).resolve() is isinstance(driver, InlineDriver)
+
+
+def test_a_failure_that_nobody_resolves_is_not_printed_when_all_is_over(driver, caplog):
+    ended = handle(driver, fails())
+    driver.wait(ended._future, 5.0)
+    del ended
+    gc.collect()
+    assert caplog.records == []

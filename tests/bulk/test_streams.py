@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
+from cosmos_actor.bus.bulk.connection import Connection
 from cosmos_actor.bus.bulk.settings import MIB, BulkSettings
 from cosmos_actor.bus.errors import AddressInUse, BulkCorrupt, BulkGone, DeadlineExceeded, PeerRefused
 from cosmos_actor.bus.keys import KeyRing, make_run_keys
@@ -285,3 +287,14 @@ def test_an_address_in_use_is_one_line_and_leaves_nothing() -> None:
     with store() as made, served(made), store() as other, pytest.raises(AddressInUse, match="is in use"), \
             served(other, listen=made.address):
         pass
+
+
+def test_a_handshake_that_fails_once_is_tried_again_and_only_a_second_time_in_a_row_is_a_refusal():
+    """One flipped bit on the way looks like a wrong key."""
+    connection = Connection(None, "tcp://127.0.0.1:1", None, None, now=0.0)
+    for event in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED,
+                  zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_DISCONNECTED):
+        connection._follow(event, 1.0)
+        assert connection.refusal is None
+    connection._follow(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 2.0)
+    assert "does not hold the key" in connection.refusal

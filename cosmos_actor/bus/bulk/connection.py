@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, Dict, Iterator, List, Optional
+from typing import Any, Deque, Iterator, List, Optional
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -22,11 +22,8 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 )
 _OTHER_KEY = "it does not hold the key of its role, or one side has `bulk.encrypt` off"
-_REFUSALS: Dict[int, str] = {
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "our key is not on its list",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: _OTHER_KEY,
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: _OTHER_KEY,
-}
+_SUSPICIOUS = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+# One flipped bit in a handshake, or an owner that dies within it, looks like a wrong key: that is asked twice.
 
 
 class Connection:
@@ -45,6 +42,7 @@ class Connection:
         self.refusal: Optional[str] = None
         self.breaks = 0
         self._context, self._keys, self._server_key = context, keys, server_key
+        self._suspicions = 0
         self._unsent: Deque[List[Any]] = deque()
         self._socket: Any = None
         self._dial_at = now
@@ -120,9 +118,12 @@ class Connection:
 
     def _follow(self, event: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.up, self.reason = True, "up"
-        elif event in _REFUSALS:
-            self.refusal = _REFUSALS[event]
+            self.up, self.reason, self._suspicions = True, "up", 0
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.refusal = "our key is not on its list"
+        elif event in _SUSPICIOUS:
+            self._suspicions += 1
+            self.refusal = _OTHER_KEY if self._suspicions > 1 else None
         else:
             self._break("connection lost" if event == zmq.EVENT_DISCONNECTED else "nobody listens there", now)
 

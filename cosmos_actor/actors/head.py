@@ -34,6 +34,9 @@ from cosmos_actor.bus import Bus, BusError, Link
 from cosmos_actor.bus.handshake import Introduction
 from cosmos_actor.bus.probe import refuses
 
+PUBLISH_EVERY_S = 0.05
+"""Membership goes to everybody at most so often: a thousand actors that join at once are not a million messages."""
+
 PROBES, PROBE_PAUSE_S, PROBE_DEADLINE_S = 5, 0.3, 1.0
 """How often the head looks whether the process of a joined actor still listens, after the connection to it broke."""
 
@@ -58,6 +61,9 @@ class Head:
         self._status_path, self._events, self._clock = status_path, events, clock
         self._on_ready, self._on_status, self._on_finished = on_ready, on_status, on_finished
         self.address = ""
+        self._newest = self.registry.membership()
+        self._publishing: asyncio.TimerHandle | None = None
+        self._published_at = -PUBLISH_EVERY_S
         self._probes: set[asyncio.Task[None]] = set()
 
     async def start(self, listen: str) -> str:
@@ -177,4 +183,13 @@ class Head:
         self.bus.forget(member.actor, member.incarnation, reason)
 
     def _publish(self, membership: Membership) -> None:
-        self.bus.publish_state(MEMBERSHIP_TOPIC, membership)
+        """Now, or with all that changes until PUBLISH_EVERY_S after the time before: everybody gets the whole of it."""
+        self._newest = membership
+        if self._publishing is None:
+            loop = asyncio.get_running_loop()
+            self._publishing = loop.call_at(max(loop.time(), self._published_at + PUBLISH_EVERY_S), self._publish_now)
+
+    def _publish_now(self) -> None:
+        self._publishing = None
+        self._published_at = asyncio.get_running_loop().time()
+        self.bus.publish_state(MEMBERSHIP_TOPIC, self._newest)

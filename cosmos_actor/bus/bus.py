@@ -196,8 +196,9 @@ class Bus:
         """To every link there is and every link to come."""
         schema_key(message)
         self._published[topic] = message
+        packed = None
         for link in self.links.values():
-            link.publish_state(message, topic)
+            packed = link.publish_state(message, topic, packed)
 
     def declare_busy(self, label: str, expected_s: float) -> None:
         """Peers do not count silence against us for this long from now; 0 takes it back."""

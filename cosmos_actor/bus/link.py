@@ -101,13 +101,17 @@ class Link:
         deadline_s = self._limits.default_deadline_s if deadline_s is None else deadline_s
         return await self.out.send(EVENT, await self.pack(message, None, deadline_s), deadline_s)
 
-    def publish_state(self, message: Any, topic: str) -> None:
+    def publish_state(self, message: Any, topic: str, packed: Optional[Packed] = None) -> Optional[Packed]:
         """The topic's latest value; older ones that the peer has not been sent yet are skipped and counted.
 
-        Arrays travel inside it, whatever their size: MessageTooLarge over `bus.max_message_bytes`.
+        Arrays travel inside it, whatever their size: MessageTooLarge over `bus.max_message_bytes`. `packed`: what another
+        link's call returned for the same message; a thousand links need not pack it a thousand times.
         """
         if self.lost is None:
-            self.out.publish(topic, self.out.pack(message, topic))
+            if packed is None or packed.nbytes > self.out.max_bytes:
+                packed = self.out.pack(message, topic)
+            self.out.publish(topic, packed)
+        return packed
 
     # -- arrays over the bulk plane -----------------------------------------------------------------------------
 

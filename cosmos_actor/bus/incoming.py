@@ -18,7 +18,6 @@ from .limits import Limits
 from .outgoing import Outgoing, Packed
 from .schema import from_plain, to_plain
 
-
 _ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends a task or a process. Other errors are answers, also those that libraries derive from BaseException."""
 

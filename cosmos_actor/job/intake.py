@@ -255,7 +255,8 @@ class Intake:
         if self._failure is not None:
             raise self._failure
         left = None if hold.until is None else max(0.0, hold.until - self._job.clock.monotonic())
-        try:
-            await asyncio.wait_for(self._moved.wait(), left)
-        except asyncio.TimeoutError:
-            return
+        with self._job.waiting(hold.why):
+            try:
+                await asyncio.wait_for(self._moved.wait(), left)
+            except asyncio.TimeoutError:
+                return

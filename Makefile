@@ -17,7 +17,7 @@ PYTEST = $(TEST_ENV) $(VENV)/bin/python -m pytest
 ARGS ?=
 RECIPE ?= grpo-arithmetic
 
-.PHONY: help demo test lint heavy bench clean
+.PHONY: help demo test lint heavy bench soak clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name text; do \
@@ -40,6 +40,11 @@ heavy: $(VENV)/.stamp-dev  ## The suites with real components: CPython 3.8, the 
 bench: $(VENV)/.stamp-dev $(VENV)-ray/.stamp  ## The bus and the bulk plane against raw pyzmq, Ray and memcpy in one run
 	$(VENV)/bin/python benchmarks/bus.py --ray-python $(VENV)-ray/bin/python
 	$(VENV)/bin/python benchmarks/bulk.py
+	$(VENV)/bin/python benchmarks/control.py
+
+soak: $(VENV)/.stamp-dev  ## A million messages whose waits end too soon, on both event loops; then 100,000 broken inputs of each decoder
+	$(VENV)/bin/python benchmarks/soak.py
+	$(VENV)/bin/python -m tests.fuzz --examples 100000
 
 $(VENV)-ray/.stamp: $(VENV)/bin/python constraints-ray.txt
 	$(VENV)/bin/python -m venv $(VENV)-ray

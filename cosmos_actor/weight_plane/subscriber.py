@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cosmos_actor.bus.bulk.ref import BulkRef
-from cosmos_actor.bus.errors import DeadlineExceeded
+from cosmos_actor.bus.errors import DeadlineExceeded, PeerRefused
 from cosmos_actor.weight_plane.digest import digest_of, raw
 from cosmos_actor.weight_plane.errors import ForeignRun, WeightsCorrupt
 from cosmos_actor.weight_plane.manifest import Manifest, TensorEntry, by_bucket
@@ -18,6 +18,10 @@ from cosmos_actor.weight_plane.version import Version
 CONCURRENT_BUCKETS = 4
 """Fetched at a time: one stream at a time leaves a long line idle while digests are computed, all at once hold a whole
 second model in buffers."""
+ASKED_AT_MOST = 4
+"""How often a bucket is asked for whose owner refuses. A version that is not taken ends the job."""
+ASK_AGAIN_S = 0.5
+"""Between two of them, so that a wrong key still is named within seconds."""
 
 
 class Reader(Protocol):
@@ -89,13 +93,27 @@ class WeightSubscriber:
         return {entry.name: pulled[entry.name] for entry in manifest.tensors}
 
     async def _fetch(self, ref: BulkRef, entries: Sequence[TensorEntry], deadline_s: float) -> dict[str, np.ndarray]:
-        bucket = await self._reader.fetch(ref, deadline_s=deadline_s)
+        bucket = await self._bucket(ref, deadline_s)
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(None, _verified, raw(bucket), entries, ref)
         except WeightsCorrupt:
             self._reader.check(ref)  # A version freed under the reader is gone, not corrupt.
             raise
+
+
+    async def _bucket(self, ref: BulkRef, deadline_s: float) -> np.ndarray:
+        """Whose handshakes are damaged on the way is refused as who has a wrong key is: that is asked again."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + deadline_s
+        for _ in range(ASKED_AT_MOST - 1):
+            try:
+                return await self._reader.fetch(ref, deadline_s=until - clock())
+            except PeerRefused:
+                if until - clock() <= ASK_AGAIN_S:
+                    raise
+                await asyncio.sleep(ASK_AGAIN_S)
+        return await self._reader.fetch(ref, deadline_s=until - clock())
 
 
 def _verified(bucket: np.ndarray, entries: Sequence[TensorEntry], ref: BulkRef) -> dict[str, np.ndarray]:

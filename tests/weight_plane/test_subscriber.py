@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cosmos_actor.bus.errors import BulkGone, BusError, DeadlineExceeded
+from cosmos_actor.bus.errors import BulkGone, BusError, DeadlineExceeded, PeerRefused
+from cosmos_actor.weight_plane import subscriber
 from cosmos_actor.weight_plane.digest import weights_digest
 from cosmos_actor.weight_plane.errors import (
     DigestMismatch,
@@ -18,7 +19,7 @@ from cosmos_actor.weight_plane.errors import (
     WeightsCorrupt,
 )
 from cosmos_actor.weight_plane.publisher import WeightPublisher
-from cosmos_actor.weight_plane.subscriber import WeightSubscriber
+from cosmos_actor.weight_plane.subscriber import ASKED_AT_MOST, WeightSubscriber
 from cosmos_actor.weight_plane.swap import swap
 
 from .memory_bulk import MemoryBulk
@@ -218,3 +219,24 @@ def test_a_corrupt_version_never_reaches_the_engine():
     with pytest.raises(BusError):
         swap(plane.engine, second, plane.pull(second))
     assert plane.engine.version == version(1).ordinal and equal(plane.engine.tensors, a_model(1))
+
+
+@pytest.mark.parametrize(("refusals", "taken"), [(0, True), (ASKED_AT_MOST - 1, True), (ASKED_AT_MOST, False)])
+def test_an_owner_that_refuses_is_asked_again_a_few_times(monkeypatch, refusals, taken):
+    """A handshake that was damaged on the way looks like a wrong key, and a version that is not taken ends a job."""
+    monkeypatch.setattr(subscriber, "ASK_AGAIN_S", 0.001)
+    plane, left = Plane(bucket_bytes=1 << 20), [refusals]
+
+    def refuse(generation: int, array: np.ndarray) -> np.ndarray:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise PeerRefused("it does not hold the key of its role")
+        return array
+
+    plane.bulk.on_fetch = refuse
+    manifest = plane.publish(1)
+    if taken:
+        assert equal(plane.pull(manifest), a_model(1))
+    else:
+        with pytest.raises(PeerRefused):
+            plane.pull(manifest)

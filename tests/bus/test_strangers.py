@@ -33,8 +33,8 @@ async def named(world: World, address: str, deadline_s: float) -> tuple[BusError
 @pytest.mark.parametrize(("listening", "deadline_s", "kind", "words"), [
     (strangers.null_socket, 4.5, PeerRefused, ("no CURVE", "is no bus")),
     (lambda: strangers.listener(strangers.raw_bytes), 1.0, DeadlineExceeded, ("no handshake: the listener hung up",)),
-    (lambda: strangers.listener(strangers.silence), 3.7, DeadlineExceeded, ("no handshake: whatever listens there",)),
-    (lambda: strangers.listener(strangers.one_byte_at_a_time), 3.7, DeadlineExceeded,
+    (lambda: strangers.listener(strangers.silence), 4.2, DeadlineExceeded, ("no handshake: whatever listens there",)),
+    (lambda: strangers.listener(strangers.one_byte_at_a_time), 4.2, DeadlineExceeded,
      ("no handshake: whatever listens there",)),
 ], ids=["NULL", "raw bytes", "says nothing", "slow handshake"])
 def test_a_listener_that_is_no_bus_is_named(

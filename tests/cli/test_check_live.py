@@ -192,6 +192,7 @@ def test_a_run_in_one_process_can_not_be_asked(cli: Cli, here: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_stopped_process_of_a_real_job_is_named(cli: Cli, run: Run) -> None:
     process = run.start(sets=["run.steps=2000"])
     run.until_step(1)
@@ -205,7 +206,7 @@ def test_a_stopped_process_of_a_real_job_is_named(cli: Cli, run: Run) -> None:
         assert all("reward-0" in line for line in answer.err.splitlines())
     finally:
         os.kill(pid, signal.SIGCONT)
-    process.send_signal(signal.SIGINT)
+    assert cli("stop", str(run.directory), "--now").code == 0
     process.wait(60.0)
 
 

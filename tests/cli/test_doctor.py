@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import cosmos_actor.cli.examination.handshake  # noqa: F401  (loading it is Python's time, not the command's)
 from cosmos_actor.actors.messages import Announce
 from cosmos_actor.bus import KeyRing, envelope, known_schemas
 from cosmos_actor.bus.greeting import Greeting
@@ -251,7 +252,6 @@ def test_schema_skew_with_both_versions(ask: Ask, keys: Path) -> None:
 
 def known_of_an_actor() -> dict[str, tuple[int, int]]:
     """What `doctor` loads is what an actor would say."""
-    import cosmos_actor.cli.examination.handshake  # noqa: F401
     return dict(known_schemas())
 
 

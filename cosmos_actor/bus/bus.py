@@ -248,7 +248,10 @@ class Bus:
         link = Link(self, theirs, address, dialled)
         self.links[theirs.actor] = link
         for topic, message in self._published.items():
-            link.publish_state(message, topic)
+            try:
+                link.publish_state(message, topic)
+            except BusError as error:
+                log.warning("%s: %s does not get the state %s: %s", self.identity, link.peer, topic, error)
         return link
 
     def link_is_up(self, link: Link) -> None:

@@ -71,6 +71,9 @@ def from_payload(payload: Any) -> Introduction:
     try:
         made = codec_of(Introduction).decode(payload, Decoding(()))
         made.identity  # noqa: B018  (its own checks)
+        if min(made.max_message_bytes, made.work_window_messages, made.work_window_bytes, made.call_window_messages,
+               made.event_window_messages) <= 0:
+            raise ValueError("it grants nothing")
     except Exception as error:
         # Whatever a stranger sends ends here, as one kind of error.
         raise CorruptFrame(f"an introduction that is none: {error}") from None

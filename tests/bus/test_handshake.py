@@ -78,6 +78,13 @@ def test_whatever_a_stranger_sends_is_a_corrupt_frame(payload: object) -> None:
         from_payload(payload)
 
 
+@pytest.mark.parametrize("field", ["max_message_bytes", "work_window_messages", "event_window_messages"])
+def test_an_introduction_that_grants_nothing_is_corrupt(field: str) -> None:
+    for value in (0, -1):
+        with pytest.raises(CorruptFrame, match="grants nothing"):
+            from_payload(unpack(pack(to_payload(changed(**{field: value})))))
+
+
 def test_an_introduction_without_a_name_is_corrupt() -> None:
     with pytest.raises(CorruptFrame, match="actor must be a text"):
         from_payload(unpack(pack(to_payload(changed(actor="")))))

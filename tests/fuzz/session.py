@@ -96,6 +96,7 @@ class Session:
         self.bus.serve_event(Number, lambda message, link: None)
         self.bus.serve_state("topic", lambda message, link: None)
         self.loop.run_until_complete(self.bus.start("memory://fuzz"))
+        self.bus.publish_state("ours", Number(1))
         opened.callback(lambda: self.loop.run_until_complete(self.bus.close(0)))
 
     # -- input ------------------------------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ class Session:
         try:
             owner, wire = self._introduce(sharing, random.Random(seed) if changed else None)
             link = self.bus.links.get("controller-0")
-            if link is not None:
+            if link is not None and link.out.max_bytes > 100:
                 receipts = [link.out.try_send(channel, link.out.pack(Number(1), None))
                             for channel in (WORK, WORK, CALL, EVENT)]
             for number, message in enumerate(messages, 1):

@@ -111,11 +111,12 @@ def test_a_port_that_is_filtered(ask: Ask) -> None:
 
 @pytest.mark.netns
 @pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
-def test_no_route_and_a_head_of_another_host(keys: Path) -> None:
+def test_no_route_and_a_head_of_another_host(keys: Path, record_property: Callable[[str, object], None]) -> None:
     command = [sys.executable, "-m", "cosmos_actor.cli", "doctor"]
     with two_hosts() as (left, right):
         asked = Asked(_answer(left.run([*command, "tcp://198.51.100.7:5555", "--json"], timeout=60, check=False)))
         check(asked, causes.NO_ROUTE, "to 198.51.100.7: Network is unreachable")
+        record_property("seconds", asked.seconds)
         asked = Asked(_answer(left.run([*command, "--json"], timeout=60)))
         assert (asked.lines["default route"]["mark"], asked.lines["default route"]["setting"]) == ("warn", "bus.host")
         server = right.popen([sys.executable, "-c", HEAD, keys, f"tcp://{right.address}:0"], cwd=ROOT,

@@ -16,7 +16,8 @@ ORDERS = "COSMOS_ACTOR_TEST_ORDERS"
 
 
 def order(file: Path, what: str, seconds: float) -> None:
-    """Let the next verifier `sleep`, `hold` the interpreter lock, or `spin`, for so long."""
+    """Let the next verifier `sleep` (until the taken order is removed), `hold` the interpreter lock, or `spin`, for at
+    most so long."""
     scratch = file.with_suffix(".new")
     scratch.write_text(f"{what} {seconds}")
     os.replace(scratch, file)
@@ -35,8 +36,14 @@ class MisbehavingTask:
         if file.exists():
             what, seconds = file.read_text().split()
             os.replace(file, file.with_suffix(".taken"))
-            {"sleep": time.sleep, "hold": hold_the_lock, "spin": spin}[what](float(seconds))
+            {"sleep": sleep_until_released, "hold": hold_the_lock, "spin": spin}[what](float(seconds))
         return self._reward(payload, text)
+
+
+def sleep_until_released(seconds: float) -> None:
+    until, taken = time.monotonic() + seconds, Path(os.environ[ORDERS]).with_suffix(".taken")
+    while taken.exists() and time.monotonic() < until:
+        time.sleep(0.2)
 
 
 def hold_the_lock(seconds: float) -> None:

@@ -82,7 +82,8 @@ class Checkpoints:
             return Checkpoint(directory, record["step"], int(record["dispatched_through"]),
                               tuple((key[0], key[1]) for key in record["buffered"]))
         except DAMAGED as error:
-            raise self._unreadable(f"checkpoint {directory} can not be read: {error!r}") from error
+            why = f"{type(error).__name__}: {error}"
+            raise self._unreadable(f"checkpoint {directory} can not be read: {why}") from error
 
     def _named(self) -> str:
         """What the tracker says."""

@@ -58,7 +58,9 @@ def _but_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 
 @contextmanager
 def stopped_by_signals(job: Job, observer: Observer) -> Iterator[None]:
-    """SIGTERM and SIGHUP let the step in hand be finished and saved. Ctrl-C is Python's own: it interrupts at once.
+    """SIGTERM and SIGHUP let the step in hand be finished and saved. Ctrl-C interrupts at once, as ever in Python.
+
+    Where that is swallowed (in a finalizer, a callback of C) the job ends after the step in hand all the same.
 
     Only a main thread can say so; elsewhere nothing is changed.
     """
@@ -71,7 +73,12 @@ def stopped_by_signals(job: Job, observer: Observer) -> Iterator[None]:
         observer.notice(f"{name}: finishing the step in hand")
         job.stop_asked.append(f"asked to stop by {name}")
 
+    def interrupt(number: int, frame: Any) -> None:
+        job.stop_asked.append("interrupted")
+        signal.default_int_handler(number, frame)
+
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, *hang_up())}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:

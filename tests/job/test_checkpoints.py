@@ -108,3 +108,11 @@ def test_a_lost_epoch_does_not_begin_anew(checkpoints):
     (checkpoints.root / "epoch.txt").unlink()
     with pytest.raises(UserError, match=r"epoch\.txt is damaged.*No such file"):
         checkpoints.next_epoch()
+
+
+def test_damage_is_not_quoted_at_length(checkpoints):
+    write(checkpoints, 5)
+    (checkpoints.latest().directory / "job.json").write_bytes(b"\xff" * 100_000)
+    with pytest.raises(UserError) as caught:
+        checkpoints.latest()
+    assert len(str(caught.value)) < 600

@@ -58,3 +58,11 @@ def test_before_the_first_step_of_a_life_a_stop_ends_every_wait_and_later_it_wai
         job.check_interrupted()
     job._begun = True
     job.check_interrupted()
+
+
+def test_an_interrupt_that_is_swallowed_ends_the_job_after_its_step() -> None:
+    job = SimpleNamespace(stop_asked=[])
+    before = signal.getsignal(signal.SIGINT)
+    with stopped_by_signals(job, SimpleNamespace(notice=print)), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert job.stop_asked == ["interrupted"] and signal.getsignal(signal.SIGINT) is before

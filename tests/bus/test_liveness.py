@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cosmos_actor.bus import Limits
 from cosmos_actor.bus.liveness import Liveness
+from tests.bus.messages import Number
+from tests.bus.world import World
 
 INTERVAL_S, LOST_S = 1.0, 10.0
 
@@ -70,3 +77,24 @@ def test_silence_is_excused_until_a_declared_pause_is_over() -> None:
     liveness.pulse(1.0, 5, 10.0, "a compile")
     assert [liveness.unexcused_s(now) for now in (5.0, 11.0, 13.0)] == [0.0, 0.0, 2.0]
     assert liveness.silent_s(13.0) == 12.0
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_a_step_of_the_wall_clock_is_not_noticed(
+    zmq_world: World, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    """An hour forwards or back, as an NTP client may set it: no peer is lost, no deadline fires."""
+
+    async def scenario(world: World) -> None:
+        near, far, link = await world.pair(
+            prepare=lambda bus: bus.serve(Number, lambda message, link: Number(message.value + 1)),
+            limits=Limits(heartbeat_interval_s=0.05, lost_after_s=1.0))
+        assert await link.call(Number(1), deadline_s=5) == Number(2)
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + step_s)
+        await asyncio.sleep(0.3)
+        assert link.lost is None and link.wires_used == 1
+        assert await link.call(Number(2), deadline_s=5) == Number(3)
+        monkeypatch.undo()
+
+    zmq_world.run(scenario)

@@ -23,6 +23,9 @@ from cosmos_actor.recipes.settings import digest
 from tests.cli.conftest import Cli
 from tests.cli.sample_run import append_line, make_run
 
+RECIPE = resolve("grpo-arithmetic")
+LAST_STEP = RECIPE.policy.sft_steps + RECIPE.run.steps
+
 
 def test_runs_are_numbered_and_no_number_is_given_twice(here: Path) -> None:
     assert [claim_next("a").name for _ in range(3)] == ["a-1", "a-2", "a-3"]
@@ -56,14 +59,14 @@ def test_the_newest_of_a_recipe_is_the_one_with_the_highest_number(here: Path) -
 def test_status_of_a_run_that_ended(cli: Cli, here: Path) -> None:
     make_run(here / "run")
     state = json.loads(cli("status", "run", "--json").out)
-    assert (state["running"], state["step"], state["last_step"], state["processes"]) == (False, 120, 361, 0)
+    assert (state["running"], state["step"], state["last_step"], state["processes"]) == (False, 120, LAST_STEP, 0)
     assert state["ledger"] == {"dispatched": 40, "trained": 30, "dropped": {"stale": 2}, "buffered": 4, "in_flight": 4,
                                "balanced": True}
     assert [actor["state"] for actor in state["actors"]] == ["lost"] * 7
     assert state["actors"][-1]["last_reason"] == "killed by SIGKILL"
     answer = cli("status", "run")
     assert answer.code == 0
-    for words in ("not running", "step 120/361 grpo", "rollout-0", "40 dispatched = 30 trained + 4 buffered"):
+    for words in ("not running", f"step 120/{LAST_STEP} grpo", "rollout-0", "40 dispatched = 30 trained + 4 buffered"):
         assert words in answer.out
 
 

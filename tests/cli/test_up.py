@@ -10,11 +10,14 @@ import pytest
 
 import cosmos_actor.job.launch as job_launch
 from cosmos_actor.actors.errors import NotFound
+from cosmos_actor.recipes.resolve import resolve
 from cosmos_actor.recipes.resolved import load_resolved
 from tests.cli.conftest import Cli
 from tests.cli.sample_run import event_lines, metrics_lines
 
 Launched = list[dict[str, Any]]
+RECIPE = resolve("grpo-arithmetic")
+LAST_STEP = RECIPE.policy.sft_steps + RECIPE.run.steps
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def test_a_run_shows_its_steps_and_leaves_a_report(cli: Cli, here: Path, launche
     answer = cli("up", "grpo-arithmetic", "--set", "run.seed=3")
     assert answer.code == 0
     lines = answer.out.splitlines()
-    assert [line for line in lines if line.startswith("step ")][0].startswith("step 21/361 grpo · reward 0.3")
+    assert [line for line in lines if line.startswith("step ")][0].startswith(f"step 21/{LAST_STEP} grpo · reward 0.3")
     assert "all actors are here" in lines and lines[-1] == "all 3 steps are done"
     run = here / "runs" / "grpo-arithmetic-1"
     assert "all 3 steps are done" in (run / "report.html").read_text()
@@ -73,7 +76,7 @@ def test_resuming_goes_on_with_the_newest_run_under_its_own_settings(cli: Cli, h
     assert cli("up", "--resume", "--run-dir", "latest").code == 0
     assert {call["directory"].root.name for call in launched} == {"grpo-arithmetic-1"}
     runs = [call["settings"].run for call in launched]
-    assert [(run.seed, run.steps) for run in runs] == [(3, 340), (3, 500), (3, 500)]
+    assert [(run.seed, run.steps) for run in runs] == [(3, RECIPE.run.steps), (3, 500), (3, 500)]
     assert load_resolved(here / "runs/grpo-arithmetic-1/config.resolved.toml").run.steps == 500
 
 

@@ -115,7 +115,7 @@ def test_the_quickstarts_task_is_a_task(quickstart: Path) -> None:
 def test_help_lists_every_public_target() -> None:
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
     listed = {line.split()[1] for line in shown.splitlines()}
-    assert listed == {"help", "demo", "test", "lint", "heavy", "bench", "clean"}
+    assert listed == {"help", "demo", "test", "lint", "heavy", "bench", "soak", "clean"}
 
 
 SHORT = ("run.steps=2", "policy.sft_steps=3", "run.eval_every=0")
@@ -143,8 +143,8 @@ def losses_of(metrics: Path) -> list[float]:
 
 def promised_tests() -> Iterator[tuple[Path, str]]:
     """(file, test name or "") for each test named in the tables of promises; `::name` goes on in the file before it."""
-    text = (ROOT / "docs" / "contract" / "README.md").read_text()
-    for line in re.findall(r"^\| \d+ \|.*$", text, re.MULTILINE):
+    text = "".join(page.read_text() for page in sorted((ROOT / "docs" / "contract").glob("*.md")))
+    for line in re.findall(r"^\| [A-Z]+\d+ \|.*$", text, re.MULTILINE):
         file = ROOT
         for reference in re.findall(r"`([\w/]*(?:\.py)?(?:::\w+)?)`", line.rpartition(" | ")[2]):
             path, _, name = reference.partition("::")

@@ -198,7 +198,7 @@ class Bus:
         self._published[topic] = message
         packed = None
         for link in self.links.values():
-            packed = link.publish_state(message, topic, packed)
+            packed = link.share_state(message, topic, packed)
 
     def declare_busy(self, label: str, expected_s: float) -> None:
         """Peers do not count silence against us for this long from now; 0 takes it back."""

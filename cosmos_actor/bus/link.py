@@ -101,12 +101,15 @@ class Link:
         deadline_s = self._limits.default_deadline_s if deadline_s is None else deadline_s
         return await self.out.send(EVENT, await self.pack(message, None, deadline_s), deadline_s)
 
-    def publish_state(self, message: Any, topic: str, packed: Optional[Packed] = None) -> Optional[Packed]:
+    def publish_state(self, message: Any, topic: str) -> None:
         """The topic's latest value; older ones that the peer has not been sent yet are skipped and counted.
 
-        Arrays travel inside it, whatever their size: MessageTooLarge over `bus.max_message_bytes`. `packed`: what another
-        link's call returned for the same message; a thousand links need not pack it a thousand times.
+        Arrays travel inside it, whatever their size: MessageTooLarge over `bus.max_message_bytes`.
         """
+        self.share_state(message, topic, None)
+
+    def share_state(self, message: Any, topic: str, packed: Optional[Packed]) -> Optional[Packed]:
+        """The same for the bus: what is returned is given to the next link, so that many links pack it once."""
         if self.lost is None:
             if packed is None or packed.nbytes > self.out.max_bytes:
                 packed = self.out.pack(message, topic)

@@ -11,6 +11,7 @@ from cosmos_actor.bus import Bus, BusError, Identity, MemoryNetwork, MemoryTrans
 from cosmos_actor.bus.faults import Faults, FaultyTransport, Partition
 from cosmos_actor.bus.limits import Limits
 from tests.bus.messages import Number
+from tests.bus.world import eventually
 
 
 def test_words() -> None:
@@ -94,16 +95,14 @@ def test_delay_keeps_the_order_and_takes_time() -> None:
 
 def test_a_partition_begins_and_ends() -> None:
     async def scenario() -> None:
-        pair = Pair(Faults.parse("partition=controller:300ms@100ms,partition=rollout:60s@0s"),
+        pair = Pair(Faults.parse("partition=controller:1s@1s,partition=rollout:60s@0s"),
                     heartbeat_interval_s=0.05, lost_after_s=10)
         link = await pair.link()
         await (await link.send_work(Number(1))).result(5)
-        await asyncio.sleep(0.15)
+        await eventually(pair.transport.cut_off, "the partition begins")
         receipt = await link.send_work(Number(2))
-        await asyncio.sleep(0.1)
-        assert pair.seen == [1] and pair.transport.count["partitioned"] > 0
         await receipt.result(5)
-        assert pair.seen == [1, 2]
+        assert pair.seen == [1, 2] and pair.transport.count["partitioned"] > 0 and not pair.transport.cut_off()
         await pair.close()
 
     asyncio.run(scenario())
@@ -111,9 +110,9 @@ def test_a_partition_begins_and_ends() -> None:
 
 def test_a_partition_longer_than_the_bus_waits_is_a_loss_with_a_reason() -> None:
     async def scenario() -> None:
-        pair = Pair(Faults.parse("partition=controller:60s@50ms"), heartbeat_interval_s=0.05, lost_after_s=0.3)
+        pair = Pair(Faults.parse("partition=controller:60s@1s"), heartbeat_interval_s=0.05, lost_after_s=0.5)
         link = await pair.link()
-        await asyncio.sleep(0.1)
+        await eventually(pair.transport.cut_off, "the partition begins")
         receipt = await link.send_work(Number(1))
         with pytest.raises(PeerLost, match="no frame for"):
             await receipt.result(5)

@@ -34,10 +34,10 @@ def command(run: Run, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("shortfall", "more", "trained"), [
-    ("replace", "bulk.threshold_bytes=4096", TRAINED), ("short", "bulk.threshold_bytes=1", TRAINED - CHUNK)])
-def test_a_prompt_that_kills_its_grader_costs_its_chunk_and_nothing_else(run, shortfall, more, trained):
-    run.finish(sets=[TASK, f"limiter.shortfall={shortfall}", more])
+@pytest.mark.parametrize(("shortfall", "trained"), [("replace", TRAINED), ("short", TRAINED - CHUNK)])
+def test_a_prompt_that_kills_its_grader_costs_its_chunk_and_nothing_else(run, shortfall, trained):
+    """No array travels by reference: what a grader that dies had lent would rewind the job, and that is another test."""
+    run.finish(sets=[TASK, f"limiter.shortfall={shortfall}", "bulk.threshold_bytes=65536"])
     assert [line["step"] for line in run.metrics() if "loss/total" in line] == list(range(1, 11))
     restarts = run.events("restarting")
     assert [(event["actor"], event["reason"]) for event in restarts] == [("reward-0", "killed by SIGKILL")] * 2

@@ -36,7 +36,7 @@ def command(run: Run, *words: str) -> str:
 
 @pytest.mark.parametrize(("shortfall", "trained"), [("replace", TRAINED), ("short", TRAINED - CHUNK)])
 def test_a_prompt_that_kills_its_grader_costs_its_chunk_and_nothing_else(run, shortfall, trained):
-    """No array travels by reference: what a grader that dies had lent would rewind the job, and that is another test."""
+    """No array by reference: what a dying grader had lent would rewind the job, and that is another test."""
     run.finish(sets=[TASK, f"limiter.shortfall={shortfall}", "bulk.threshold_bytes=65536"])
     assert [line["step"] for line in run.metrics() if "loss/total" in line] == list(range(1, 11))
     restarts = run.events("restarting")

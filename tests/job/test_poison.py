@@ -62,6 +62,19 @@ def test_a_prompt_that_kills_its_grader_costs_its_chunk_and_nothing_else(run, sh
     assert shown["content"]["groups"][1]["tokens"] == message.groups[1].tokens.tolist()
 
 
+def test_a_quarantined_message_is_whole_also_when_its_arrays_travelled_by_reference(run):
+    """The dying grader may take arrays along that it had lent: the job then rewinds, and meets its poison again."""
+    run.finish(sets=[TASK, "limiter.shortfall=short", "bulk.threshold_bytes=1"])
+    balance = run.balance()
+    assert balance["balanced"] and balance["dropped"]["quarantined"] >= CHUNK and balance["in_flight"] == 0
+    letter = read_dead_letters(RunPaths(run.directory))[0]
+    message = load_quarantined(quarantine_of(RunPaths(run.directory)) / f"{letter['quarantine']}.msgpack")
+    assert [group.task["bad"] for group in message.groups].count(True) == 1
+    for group in message.groups:
+        group.check()
+        assert isinstance(group.tokens, np.ndarray) and group.samples == 4
+
+
 DEADLY_POLICY = """
 import os, signal, sys
 if "cosmos_actor.job.actor" in sys.orig_argv:

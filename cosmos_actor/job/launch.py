@@ -235,7 +235,7 @@ class Launch:
         while loop.time() < until:
             await asyncio.sleep(MUTE_LOOK_S)
             mute = self._sentinel.mute_role(MUTE_S)
-            if mute:
+            if mute and self._last_word is None:  # a controller that is through leaves before its process ends
                 reason = f"no actor of role {mute} answers, so the step in hand can not be finished"
                 break
         else:

@@ -70,3 +70,16 @@ def test_a_key_that_can_not_be_used_is_named_before_anything_starts(tmp_path, da
         _run_keys(directory)
     keys["rollout"].unlink()
     assert KeyRing.load(_run_keys(directory)["rollout"]).run_id == "run-1"
+
+
+@pytest.mark.parametrize(("last_word", "why"), [
+    (None, "no actor of role controller answers"), ("it is through", "took longer than supervisor.drain_s")])
+def test_a_controller_that_is_through_and_leaves_is_not_mute(last_word, why):
+    """It says goodbye some moments before its process ends; only one that has not said its last word is missed."""
+    launch = object.__new__(Launch)
+    supervisor = launch._supervisor = PlayedSupervisor("ready")
+    launch._settings = SimpleNamespace(supervisor=SimpleNamespace(drain_s=0.6))
+    launch._sentinel = SimpleNamespace(mute_role=lambda seconds: "controller")
+    launch._last_word = last_word
+    asyncio.run(launch._stop_after_drain("SIGTERM"))
+    assert len(supervisor.stopped) == 1 and why in supervisor.stopped[0]

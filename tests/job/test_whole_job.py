@@ -122,7 +122,7 @@ def join_command(run: Run) -> list[str]:
 
 
 def test_an_actor_that_joins_is_used_and_may_leave_again(run, popen, tmp_path):
-    process = run.start(sets=["run.steps=40", "rollout.chunk_prompts=2"])
+    process = run.start(sets=["run.steps=2000", "rollout.chunk_prompts=2"])
     run.until_step(5)
     told = tmp_path / "joined.out"
     with told.open("wb") as output:
@@ -134,9 +134,12 @@ def test_an_actor_that_joins_is_used_and_may_leave_again(run, popen, tmp_path):
     assert written == {event["actor"]}
     joined.send_signal(signal.SIGINT)
     assert joined.wait(START_S) == 0
+    run.until_step(run.step + 2)
+    process.send_signal(signal.SIGTERM)
     run.wait(process)
     balance = run.balance()
-    assert run.step == 44 and balance["balanced"] and balance["trained"] == 40 * 8 * 4 and not balance["dropped"]
+    assert balance["balanced"] and balance["in_flight"] == balance["buffered"] == 0 and not balance["dropped"]
+    assert balance["trained"] == (run.step - 4) * 8 * 4
 
 
 def test_a_joined_actor_that_is_killed_is_found_within_three_seconds(run, popen, uninterrupted):

@@ -12,7 +12,6 @@ references; nothing in it is executed by reading it.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -124,7 +123,7 @@ class DeadLetters:
         """Write the message to `path`; why that could not be done, if so."""
         try:
             head, buffers = encode(await whole(message, bus))
-            write_bytes_whole(path, pack([FORMAT, head, [bytes(buffer) for buffer in buffers]]))
+            write_whole(path, pack([FORMAT, head, [bytes(buffer) for buffer in buffers]]), durable=True)
         except (BusError, OSError) as error:
             return f"the payload is not kept: {error}"
         return None
@@ -139,20 +138,6 @@ async def whole(message: Any, bus: Any) -> Any:
     head, buffers = encode(message)
     name, version, fingerprint, plain = unpack(head)
     return from_plain((name, version, fingerprint), plain, buffers, arrays)[0]
-
-
-def write_bytes_whole(path: Path, data: bytes) -> None:
-    """A file that is there is whole, and on the disk."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(draft, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 # ---- reading

@@ -175,14 +175,18 @@ class RunDirectory(RunPaths):
         }, indent=1) + "\n")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file: whoever reads it, and whatever kills the writer, sees the old text or the new one.
+def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Replace a file: whoever reads it, and whatever kills the writer, sees the old content or the new one.
 
-    What the file system refuses is an OSError with the file's name.
+    `durable`: it is on the disk when this returns. What the file system refuses is an OSError with the file's name.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
+        with open(temporary, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):

@@ -73,12 +73,13 @@ class Faults:
         partitions = []
         for part in filter(None, text.split(",")):
             name, _, value = part.strip().partition("=")
+            field_name = "delay_s" if name == "delay" else name
             if name == "partition":
                 partitions.append(_partition(part, value))
-            elif name in rates or "delay_s" in rates and name == "delay":
+            elif field_name in rates:
                 raise BusError(f"{name} is given twice", setting=SETTING)
             elif name == "delay":
-                rates["delay_s"] = _seconds(part, value)
+                rates[field_name] = _seconds(part, value)
             elif name in RATES:
                 rates[name] = _number(part, value)
             else:
@@ -107,6 +108,17 @@ def _partition(part: str, value: str) -> Partition:
     if not role:
         raise BusError(f"{part}: expected partition=ROLE:5s or partition=ROLE:5s@20s", setting=SETTING)
     return Partition(role, _seconds(part, length), _seconds(part, start) if at else DEFAULT_START_S)
+
+
+def flip_bit(frames: List[Any], bit: int) -> List[Any]:
+    """A copy of the frames with one bit turned, counted over all of them."""
+    copies = [bytearray(frame) for frame in frames]
+    for copied in copies:
+        if bit < 8 * len(copied):
+            copied[bit // 8] ^= 1 << bit % 8
+            break
+        bit -= 8 * len(copied)
+    return [bytes(copied) for copied in copies]
 
 
 class FaultyWire:
@@ -232,14 +244,7 @@ class FaultyTransport:
 
     def flip(self, frames: List[Any]) -> List[Any]:
         """A copy with one bit turned, any bit of any frame."""
-        copies = [bytearray(frame) for frame in frames]
-        bit = self._random.randrange(8 * sum(map(len, copies)))
-        for copied in copies:
-            if bit < 8 * len(copied):
-                copied[bit // 8] ^= 1 << bit % 8
-                break
-            bit -= 8 * len(copied)
-        return [bytes(copied) for copied in copies]
+        return flip_bit(frames, self._random.randrange(8 * sum(map(len, frames))))
 
     def later(self, due: float, wire: Wire, frames: List[Any]) -> None:
         self._loop.call_at(due, wire.send, frames)

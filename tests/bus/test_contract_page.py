@@ -35,3 +35,5 @@ def test_the_index_names_every_page() -> None:
     index = (PAGES / "README.md").read_text()
     assert {path.stem for path in PAGES.glob("*.md")} == {*LETTERS, "README"}
     assert all(f"({page}.md)" in index for page in LETTERS)
+    pages = "".join((PAGES / f"{page}.md").read_text() for page in LETTERS)
+    assert len(re.findall(r"^\| [A-Z]\d+ \|", pages, re.MULTILINE)) > 30

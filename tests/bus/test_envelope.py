@@ -24,8 +24,8 @@ from cosmos_actor.bus.envelope import (
     unseal,
 )
 from cosmos_actor.bus.errors import CorruptFrame
+from cosmos_actor.bus.faults import flip_bit
 from cosmos_actor.bus.schema import pack
-from tests.bus.world import flip_bit
 
 BUFFERS = st.lists(st.binary(max_size=100), max_size=5)
 

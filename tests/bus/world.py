@@ -11,6 +11,7 @@ from cosmos_actor.bus import (
     Bus,
     Identity,
     KeyRing,
+    Limits,
     MemoryNetwork,
     MemoryTransport,
     ZmqTransport,
@@ -20,6 +21,8 @@ from cosmos_actor.bus import (
 from cosmos_actor.bus.clock import Clock
 
 TEST_LIMIT_S = 30.0
+NO_TIMER = Limits(heartbeat_interval_s=1000.0, lost_after_s=10_000.0)
+"""The test ticks the buses itself."""
 RUN = "run-1"
 ROLES = ("controller", "policy", "rollout")
 
@@ -120,14 +123,3 @@ class Meddler:
 
     def close(self) -> None:
         self.wire.close()
-
-
-def flip_bit(frames: list[Any], bit: int) -> list[Any]:
-    """A copy of the frames with one bit turned, counted over all of them."""
-    copies = [bytearray(frame) for frame in frames]
-    for copy in copies:
-        if bit < 8 * len(copy):
-            copy[bit // 8] ^= 1 << bit % 8
-            break
-        bit -= 8 * len(copy)
-    return [bytes(copy) for copy in copies]

@@ -139,23 +139,3 @@ def test_the_quickstarts_own_task_trains_in_processes_and_in_one(quickstart: Pat
 
 def losses_of(metrics: Path) -> list[float]:
     return [json.loads(line)["loss/total"] for line in metrics.read_text().splitlines()]
-
-
-def promised_tests() -> Iterator[tuple[Path, str]]:
-    """(file, test name or "") for each test named in the tables of promises; `::name` goes on in the file before it."""
-    text = "".join(page.read_text() for page in sorted((ROOT / "docs" / "contract").glob("*.md")))
-    for line in re.findall(r"^\| [A-Z]+\d+ \|.*$", text, re.MULTILINE):
-        file = ROOT
-        for reference in re.findall(r"`([\w/]*(?:\.py)?(?:::\w+)?)`", line.rpartition(" | ")[2]):
-            path, _, name = reference.partition("::")
-            if path.endswith(".py"):
-                file = ROOT / path if path.startswith("tests/") else ROOT / "tests" / "bus" / path
-            yield file, name
-
-
-def test_every_promise_names_tests_that_exist() -> None:
-    promised = list(promised_tests())
-    assert len(promised) > 30
-    assert [str(file) for file, _ in promised if not file.is_file()] == []
-    missing = [f"{file.name}::{name}" for file, name in promised if f"def {name}(" not in file.read_text() and name]
-    assert missing == []

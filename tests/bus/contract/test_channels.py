@@ -11,10 +11,7 @@ import pytest
 
 from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Limits, RemoteError, WouldBlock
 from tests.bus.messages import Fail, Number, Observation
-from tests.bus.world import FakeClock, Meddler, World, eventually
-
-NO_TIMER = Limits(heartbeat_interval_s=1000.0, lost_after_s=10_000.0)
-"""The test ticks the buses itself."""
+from tests.bus.world import NO_TIMER, FakeClock, Meddler, World, eventually
 
 
 def doubling(bus: Bus) -> None:

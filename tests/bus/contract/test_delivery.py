@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from cosmos_actor.bus import Bus, DeadlineExceeded, GapError, Limits, LinkClosed, MessageTooLarge, PeerLost
+from cosmos_actor.bus.faults import flip_bit
 from tests.bus.messages import Number, Observation
-from tests.bus.world import FakeClock, Meddler, World, eventually, flip_bit
-
-NO_TIMER = Limits(heartbeat_interval_s=1000.0, lost_after_s=10_000.0)
-"""The test ticks the buses itself."""
+from tests.bus.world import NO_TIMER, FakeClock, Meddler, World, eventually
 
 
 def collecting(seen: list[int]) -> Any:

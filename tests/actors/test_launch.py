@@ -24,8 +24,9 @@ RANK = """
 import os, sys, time
 from cosmos_actor import death
 death.install()
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "pid", os.getpid(), "here", flush=True)
+os.write(1, "rank {RANK} of {WORLD_SIZE} pid {0} here\\n".format(os.getpid(), **os.environ).encode())
 """
+"""One write a line: the ranks share a log, and an unbuffered print (PYTHONUNBUFFERED) writes word by word."""
 
 
 def ranks(code: str, count: int = 2, **fields: Any) -> ChildSpec:

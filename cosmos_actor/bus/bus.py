@@ -101,9 +101,9 @@ class Bus:
 
         Raises AddressInUse, DescriptorLimit, KeyFileError.
         """
-        self._state = "running"
         self._loop = asyncio.get_running_loop()
         self.transport.open(self.identity, self.keys, self.limits)
+        self._state = "running"  # only now: what could not be opened must not be closed
         if listen is not None:
             self.address = self.transport.listen(listen, self._doorman)
         if self.bulk is not None:

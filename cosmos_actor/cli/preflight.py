@@ -21,6 +21,8 @@ from pathlib import Path
 
 from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryMismatch, RunDirectoryUnusable, UserError
 from cosmos_actor.actors.run_directory import RunPaths
+from cosmos_actor.bus.errors import DescriptorLimit
+from cosmos_actor.bus.socket import check_descriptors
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.trainer.model_directory import check_model_files
@@ -39,9 +41,9 @@ class Finding:
     line: str
 
 
-def preflight(settings: RunSettings, run_directory: Path | None, *, resume: bool = False,
+def preflight(settings: RunSettings, run_directory: Path | None, *, resume: bool = False, inproc: bool = False,
               interpreters: bool = True) -> list[Finding]:
-    """All findings, in a fixed order. `run_directory` None: the run gets a fresh one."""
+    """All findings, in a fixed order. `run_directory` None: the run gets a fresh one; `inproc`: it opens no socket."""
     checks: list[tuple[str, Callable[[], str]]] = [
         ("placement", lambda: placement(settings)),
         ("model", lambda: model(settings)),
@@ -51,6 +53,8 @@ def preflight(settings: RunSettings, run_directory: Path | None, *, resume: bool
         ("bus address", lambda: bindable(settings.bus.host, settings.bus.port)),
         ("libraries", lambda: libraries(settings)),
     ]
+    if not inproc:
+        checks.append(("descriptors", lambda: descriptors(settings.bus.min_descriptors)))
     if interpreters:
         checks += [("interpreter", partial(interpreter, asked)) for asked in interpreters_of(settings)]
     with ThreadPoolExecutor(max_workers=len(checks)) as pool:
@@ -193,6 +197,14 @@ def bindable(host: str, port: int) -> str:
         name = "bus.host" if isinstance(error, socket.gaierror) or not port else "bus.port"
         raise UserError(f"can not listen at tcp://{host}:{port}: {error.strerror or error}", setting=name) from error
     return f"tcp://{host}:{port or 'any free port'}"
+
+
+def descriptors(wanted: int) -> str:
+    """That a bus may open as many as it needs. Raises the soft limit, which what is started later inherits."""
+    try:
+        return str(check_descriptors(wanted))
+    except DescriptorLimit as error:
+        raise UserError(error.text, setting=error.setting) from error
 
 
 @dataclass(frozen=True)

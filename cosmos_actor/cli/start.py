@@ -39,7 +39,10 @@ def command(
     address = valid_address(connect, "--connect") if connect else head_address(run_dir)
     key_file = existing_key(Path(key)) if key else existing_key(_run(run_dir).keys / f"{role}.key")
     from cosmos_actor.bus.identity import new_incarnation
+    from cosmos_actor.bus.limits import Limits
+    from cosmos_actor.cli.preflight import descriptors
     from cosmos_actor.job.actor import run
+    descriptors(Limits().min_descriptors)
     name = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     typer.echo(f"{name}: joining {address}; Ctrl-C lets it finish what it holds and leave", err=True)
     return run(role, name, address, key_file, listen=f"tcp://{host or own_host_towards(address)}:0",

@@ -43,13 +43,14 @@ def command(
     from cosmos_actor.cli.preflight import preflight
     flags = [*(settings or ()), *_listen_flags(listen), *([f'bus.faults="{faults}"'] if faults else [])]
     resolved, root = _to_resume(recipe, flags, run_dir) if resume else _fresh(recipe, flags, run_dir)
-    for finding in preflight(resolved, root, resume=resume):
+    inproc = inproc or resolved.run.grouping == "single"
+    for finding in preflight(resolved, root, resume=resume, inproc=inproc):
         if not finding.ok:
             raise UserError(finding.line)
     if resume:
         _tell_what_is_lost(resolved, root)
     with _open(resolved, root, resume=resume) as directory:
-        return _run(resolved, directory, inproc=inproc or resolved.run.grouping == "single", listen=listen or None)
+        return _run(resolved, directory, inproc=inproc, listen=listen or None)
 
 
 def _listen_flags(listen: str) -> list[str]:

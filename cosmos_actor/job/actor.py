@@ -22,12 +22,15 @@ from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
 from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import BusError, Identity, KeyFileError, KeyRing, PeerRefused, new_incarnation
+from cosmos_actor.bus.errors import DescriptorLimit
 from cosmos_actor.bus.handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY
 from cosmos_actor.job.assembly import ask_settings, make_bus, weight_source
 from cosmos_actor.job.roles import CONTROLLER, ROLE_CLASSES, build_role
 from cosmos_actor.recipes.resolved import load_resolved
 from cosmos_actor.recipes.settings import RunSettings
 
+MISTAKES = (UserError, KeyFileError, DescriptorLimit)
+"""What a person can put right, and no further life would."""
 LINKED_WITHIN_S = 20.0
 """A joined actor that the controller has not reached by then says so: most often its address is the wrong one."""
 LOOK_S = 0.1
@@ -59,7 +62,7 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
         return event_loop.run(_serve(identity, keys, settings, head, listen, joined))
     except (UserError, BusError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, (UserError, KeyFileError)) else 1
+        return 2 if isinstance(error, MISTAKES) else 1
     except OSError as error:
         refused = refusal(error)
         if refused is None:
@@ -114,7 +117,7 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
         await runtime.until_stopped()
     except (UserError, HeadLost) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, (UserError, KeyFileError)) else 1
+        return 2 if isinstance(error, MISTAKES) else 1
     finally:
         if telling is not None:
             telling.cancel()

@@ -330,9 +330,14 @@ class Bus:
         for link in list(self.links.values()):
             reason = link.tick(now)
             if reason is not None:
-                self.link_over(link, reason)
+                self.link_over(link, reason + self._trouble(link))
         for dialler in list(self.diallers):
             dialler.tick(now)
+
+    def _trouble(self, link: Link) -> str:
+        """What dialling it again has come to, if it is a wire that is missing."""
+        return "".join(f"; at {dialler.address}: {dialler.last_trouble}" for dialler in self.diallers
+                       if dialler.link is link and link.wire is None)
 
     def _tick_later(self) -> None:
         self._ticker = self._loop.call_later(self.limits.heartbeat_interval_s / TICKS_PER_HEARTBEAT, self._on_timer)

@@ -23,6 +23,9 @@ from .link import Link
 from .receipt import until
 from .sharing import Sharing
 
+ANOTHER_ANSWERS = "another process answers at its address"
+"""Its port is free only once it is gone: the link is over, and nothing of it is for the one that is there now."""
+
 
 class Dialler:
     """Keeps one link supplied with wires.
@@ -106,8 +109,8 @@ class Dialler:
             return
         if self.link is not None:
             self.link.sharing.drain()
-        if refused and self.link is None and self._is_final(reason):
-            self._refused(reason)
+        if refused and self._is_final(reason):
+            self._refused(reason if self.link is None else f"{ANOTHER_ANSWERS}: {reason}")
         else:
             self._broken(reason)
 
@@ -137,11 +140,12 @@ class Dialler:
         theirs = from_payload(payload)
         reason = judge_welcome(self._introduction(), theirs)
         if reason is None and self.link is not None and theirs.incarnation != self.link.peer.incarnation:
-            reason = "another incarnation answers at its address"
+            reason = f"{ANOTHER_ANSWERS}: {theirs.identity}"
         if reason is not None:
             self._refused(reason)
             return
         self._hello_at = None
+        self._suspicions = 0
         self._pause_s = self.bus.limits.redial_first_s
         if self.link is None:
             link = self.bus.adopt(theirs, self.address, dialled=True)

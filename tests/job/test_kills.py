@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.job.runs import START_S, kill
+from tests.job.runs import START_S, Run, kill
+from tests.kills.figures import broken
+from tests.kills.session import kill_all_over
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+ROLES = ("data", "reward", "reference", "rollout", "replay_buffer", "policy", "controller")
 
 
-@pytest.mark.parametrize("role", ["data", "reward", "reference", "rollout", "replay_buffer", "policy", "controller"])
+@pytest.mark.parametrize("role", ROLES)
 def test_a_killed_role_comes_back_and_the_job_ends_as_if_nothing_had_happened(run, role, uninterrupted):
     actor = f"{role}-0"
     process = run.start()
@@ -26,14 +29,8 @@ def test_a_killed_role_comes_back_and_the_job_ends_as_if_nothing_had_happened(ru
     assert [event["actor"] for event in run.events("restarting")] == [actor]
 
 
-def test_kills_all_over_a_longer_job(run):
-    """Every role is killed once while the job goes on."""
-    process = run.start(sets=["run.steps=60", "run.checkpoint_every=5"])
-    for number, role in enumerate(("rollout", "policy", "reward", "controller", "data", "replay_buffer", "reference")):
-        run.until_step(6 + 4 * number)
-        kill(run.pid(f"{role}-0"))
-    run.wait(process)
-    balance = run.balance()
-    assert [line["step"] for line in run.metrics() if "loss/total" in line] == list(range(1, 65))
-    assert balance["balanced"] and balance["trained"] == 60 * 8 * 4 and balance["in_flight"] == 0
-    assert len(run.events("restarting")) == 7
+def test_kills_all_over_a_longer_job(run, tmp_path, popen):
+    """As `python -m tests.kills --kills 12`: each actor once, then any, at random moments."""
+    found = kill_all_over(run, Run(tmp_path, popen, "undisturbed"), kills=12, seed=0)
+    assert broken(found, found_s=2.0) == [], found
+    assert {actor.rpartition("-")[0] for actor, counts in found["actors"].items() if counts["killed"]} == set(ROLES)

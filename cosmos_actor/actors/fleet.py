@@ -19,7 +19,7 @@ from typing import Any
 
 from cosmos_actor.actors.context import ActorClock
 from cosmos_actor.actors.dead_letters import DeadLetters, letter
-from cosmos_actor.actors.messages import MEMBERSHIP_TOPIC, Member, Membership
+from cosmos_actor.actors.messages import MEMBERSHIP_TOPIC, Member, Membership, StopActor
 from cosmos_actor.actors.poison import Suspects
 from cosmos_actor.bus import (
     BulkGone,
@@ -39,6 +39,10 @@ DIAL_PAUSE_S = 0.5
 """Between two attempts. Without it an actor that refuses us is asked thousands of times a second."""
 MAX_ATTEMPTS = 20
 """Members that one question may outlive. A question that kills every member it meets must end as an error."""
+
+
+DISMISS_DEADLINE_S = 2.0
+"""How long a dismissed actor may take to hear of it. What it holds is asked of others then."""
 
 
 class StateLost(BusError):
@@ -77,7 +81,9 @@ class Fleet:
     """Gives questions to members of a role and follows the head's membership. Lives on the bus's loop."""
 
     def __init__(self, bus: Bus, *, stateful: frozenset[str], max_in_flight: int, clock: ActorClock,
-                 poison_deaths: int = MAX_ATTEMPTS, letters: DeadLetters | None = None) -> None:
+                 poison_deaths: int = MAX_ATTEMPTS, letters: DeadLetters | None = None,
+                 unfit: frozenset[str] = frozenset()) -> None:
+        """`unfit`: errors by which a member says that it can not do what others can; who joined is dismissed then."""
         self._bus = bus
         self._stateful = stateful
         self._max_in_flight = max_in_flight
@@ -90,6 +96,10 @@ class Fleet:
         self._serial = -1
         self._closed = False
         self._joined_callbacks: list[Callable[[Member, Link], None]] = []
+        self._unfit = unfit
+        self._dismissed: set[str] = set()
+        """Incarnations that get nothing more, though the head knows them."""
+        self.on_dismissed: Callable[[Member, str], None] = lambda member, reason: None
         self.lost: StateLost | None = None
         self.redelivered: Counter[str] = Counter()
         self._questions: dict[int, _Question] = {}
@@ -139,6 +149,10 @@ class Fleet:
                 if role in self._stateful:
                     raise self.lost or self._state_lost(seat, str(error)) from error
                 self.redelivered[role] += 1
+            except RemoteError as error:
+                if error.kind not in self._unfit or not self.dismiss(seat.link, error.remote_text):
+                    raise
+                self.redelivered[role] += 1
         raise WorkLost(f"{what} outlived {MAX_ATTEMPTS} members of {role}", setting=f"{role}.count")
 
     async def _seat_for(self, question: _Question, until: float) -> _Seat:
@@ -183,6 +197,28 @@ class Fleet:
                              f"{len(self._usable(role))})", setting=f"{role}.min_actors")
         finally:
             del self._questions[number]
+
+    def dismiss(self, link: Link, reason: str) -> bool:
+        """Who joined loses its place: its work goes to others, and it is told to end. False for the run's own actors.
+
+        Also true for who is not here any more: nothing needs to be done about it.
+        """
+        seat = self._seats.get(link.peer.actor)
+        if seat is None or seat.link is not link or link.peer.incarnation in self._dismissed:
+            return True
+        if not seat.member.joined:
+            return False
+        self._dismissed.add(seat.member.incarnation)
+        self.on_dismissed(seat.member, reason)
+        self._spawn(self._see_off(seat, reason))
+        return True
+
+    async def _see_off(self, seat: _Seat, reason: str) -> None:
+        try:
+            await seat.link.call(StopActor(reason), deadline_s=DISMISS_DEADLINE_S)
+        except BusError:
+            pass  # it is mute, or went at once
+        self._bus.forget(seat.member.actor, seat.member.incarnation, f"dismissed: {reason}")
 
     def close(self) -> None:
         """Dial nobody any more; for the end of the job, before its bus is closed."""
@@ -237,7 +273,8 @@ class Fleet:
 
     def _takes_work(self, seated: Member) -> bool:
         newest = self._members.get(seated.actor, seated)
-        return newest.incarnation == seated.incarnation and newest.ready and not newest.leaving
+        return (newest.incarnation == seated.incarnation and newest.ready and not newest.leaving
+                and seated.incarnation not in self._dismissed)
 
     def _pick(self, role: str, alone: bool = False) -> _Seat | None:
         if self._trials[role] and not alone:
@@ -289,6 +326,7 @@ class Fleet:
                                     supervised=not member.joined)
                 self._bus.forget(actor, member.incarnation, membership.departed[member.incarnation])
         self._members = {member.actor: member for member in membership.members}
+        self._dismissed &= {member.incarnation for member in membership.members}
         for member in membership.members:
             self._dial_if_needed(member)
         await self._notify()
@@ -299,7 +337,8 @@ class Fleet:
     def _dial_if_needed(self, member: Member) -> None:
         seat = self._seats.get(member.actor)
         seated = seat is not None and seat.member.incarnation == member.incarnation
-        if seated or self._closed or member.actor == self._bus.identity.actor:
+        unwanted = member.incarnation in self._dismissed or member.actor == self._bus.identity.actor
+        if seated or self._closed or unwanted:
             return
         if member.incarnation not in self._dialling:
             self._dialling[member.incarnation] = asyncio.get_running_loop().create_task(self._dial(member))

@@ -1,6 +1,6 @@
 """The book of trajectories: every one that was ever dispatched is in exactly one state, and the states add up.
 
-    dispatched ──> generated ──> buffered ──> trained
+    dispatched <─> generated ──> buffered ──> trained
         └──────────────┴─────────────┴──────> dropped(reason)
 
 One row is one attempt at one trajectory: (id, attempt). At most one attempt of an id is not dropped, so nothing is
@@ -26,6 +26,7 @@ Key = tuple[str, int]
 IN_FLIGHT = ("dispatched", "generated")
 OPEN = (*IN_FLIGHT, "buffered")
 PREDECESSORS = {
+    "dispatched": ("generated",),
     "generated": ("dispatched",),
     "buffered": ("generated",),
     "trained": ("generated", "buffered"),
@@ -129,6 +130,10 @@ class Ledger:
     def generated(self, keys: Iterable[Key], version_min: int, version_max: int) -> None:
         """Sampled, by weights from `version_min` to `version_max`."""
         self._advance(list(keys), "generated", version_min=version_min, version_max=version_max)
+
+    def asked_again(self, keys: Iterable[Key]) -> None:
+        """What was sampled died with its sampler, and the same is asked for once more."""
+        self._advance(list(keys), "dispatched", version_min=None, version_max=None)
 
     def buffered(self, keys: Iterable[Key]) -> None:
         """In the replay buffer."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 DEATHS_KEPT = 256
 """Incarnations whose end is remembered; it is asked for within moments of it."""
-LEFT_ALIVE = ("it said goodbye", "left:", "replaced by", "stopped", "closed")
+LEFT_ALIVE = ("it said goodbye", "left:", "replaced by", "stopped", "closed", "dismissed")
 """How reasons begin for an end that no work has caused."""
 SILENT = "no frame for"
 """How the reason begins when only its link was lost. A supervised process may be well: its supervisor says if not."""

@@ -6,14 +6,25 @@ The clients also keep the ledger: a trajectory is entered when it is dispatched 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cosmos_actor.actors.dead_letters import Poison
 from cosmos_actor.actors.handle import Handle, settled
 from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup
 from cosmos_actor.bus import DeadlineExceeded
-from cosmos_actor.job.intake import Experience, Flight, Groups, Part, Refused, ShortSample, keys_of, parts_of
+from cosmos_actor.job.intake import (
+    ArraysGone,
+    Experience,
+    Flight,
+    Groups,
+    Part,
+    Refused,
+    ShortSample,
+    keys_of,
+    parts_of,
+)
 from cosmos_actor.roles.messages import (
     Demonstrations,
     DemonstrationsRequest,
@@ -95,16 +106,21 @@ class Rollout(Client):
 
     def _part(self, tasks: list[GenerateTask], step: int, version: Version, greedy: bool) -> Part:
         flight = Flight(tasks, version.step)
-        return Part(flight, self._job.spawn(self._chunk(flight, tasks, step, version, greedy)))
+        return Part(self._job, flight, partial(self._chunk, flight, tasks, step, version, greedy))
 
     async def _chunk(self, flight: Flight, tasks: list[GenerateTask], step: int, version: Version,
                      greedy: bool) -> Groups:
         job = self._job
+        flight.check()
+        if flight.sampled:
+            job.ledger.asked_again(flight.keys)
+            flight.sampled = False
         request = GenerationRequest(tasks, version_dispatch=version.step, min_ordinal=version.ordinal,
                                     greedy=greedy, weights_deadline_s=job.settings.weights.deadline_s)
         answer: Generation = await flight.ask(job, "rollout", request, f"{len(tasks)} prompts of step {step}")
         job.journal.spent("generate", answer.seconds)
         job.ledger.generated(keys_of(answer.groups), *_span(answer.groups))
+        flight.sampled = True
         return answer.groups
 
 
@@ -125,7 +141,7 @@ class Reward(Client):
         return self._job.handle(self._accuracy(experience), "rewards of an evaluation")
 
     async def _parts(self, experience: Handle[Groups]) -> list[Part]:
-        return [Part(part.flight, self._job.spawn(self._scored(part)))
+        return [Part(self._job, part.flight, partial(self._scored, part))
                 for part in await parts_of(self._job, experience)]
 
     async def _scored(self, part: Part) -> Groups:
@@ -134,8 +150,12 @@ class Reward(Client):
     async def _judged(self, part: Part) -> tuple[Groups, float]:
         """(groups with rewards, their mean)."""
         groups = await part.groups()
-        answer: Scores = await part.flight.ask(self._job, "reward", ScoreRequest(groups), "rewards")
-        return _with_column(groups, "rewards", answer), answer.mean
+        while True:
+            try:
+                answer: Scores = await part.flight.ask(self._job, "reward", ScoreRequest(groups), "rewards")
+                return _with_column(groups, "rewards", answer), answer.mean
+            except ArraysGone as gone:
+                groups = await part.anew(groups, gone)
 
     async def _accuracy(self, experience: Handle[Groups]) -> float:
         """Of the problems whose answers could be judged. Raises Poison when there is none."""
@@ -207,25 +227,38 @@ class ReplayBuffer(Client):
     async def _store(self, part: Part, epoch: int, step: int) -> int:
         """How many groups of the part came to be stored."""
         job, flight = self._job, part.flight
-        try:
-            groups = await part.groups()
+        groups = await self._come(flight, part.groups())
+        while groups:
+            flight.storing = True
+            try:
+                await job.submit("replay_buffer", PutRequest(epoch, step, groups), f"storing samples of step {step}")
+                break
+            except ArraysGone as gone:
+                flight.storing = False
+                groups = await self._come(flight, part.anew(groups, gone))
+        if groups:
             flight.check()
+            job.ledger.buffered(flight.keys)
+            job.intake.stored(flight)
+        return len(groups)
+
+    async def _come(self, flight: Flight, groups: Coroutine[Any, Any, Groups]) -> Groups:
+        """The groups of a part; none when they were given up, and the ledger then knows why."""
+        job = self._job
+        try:
+            come = await groups
+            flight.check()
+            return come
         except Refused:
-            return 0
+            return []
         except Poison:
             job.intake.lost(flight, QUARANTINED)
-            return 0
+            return []
         except DeadlineExceeded:
             if job.settings.limiter.straggler_s <= 0:
                 raise
             job.intake.lost(flight, TOO_LATE)
-            return 0
-        flight.storing = True
-        await job.submit("replay_buffer", PutRequest(epoch, step, groups), f"storing samples of step {step}")
-        flight.check()
-        job.ledger.buffered(flight.keys)
-        job.intake.stored(flight)
-        return len(groups)
+            return []
 
     def _account(self, answer: Sample) -> Sample:
         for reason, dropped in answer.dropped.items():

@@ -14,7 +14,6 @@ from cosmos_actor.actors.disk import refusal
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.fleet import Fleet, StateLost
 from cosmos_actor.actors.handle import Driver, ThreadDriver
-from cosmos_actor.actors.json_lines import JsonLinesWriter
 from cosmos_actor.actors.ledger import Ledger
 from cosmos_actor.actors.loading import load_object
 from cosmos_actor.actors.messages import JobFinished
@@ -29,10 +28,13 @@ from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.roles import CONTROLLER, STATEFUL
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.trainer.checkpoint import CheckpointError
+from cosmos_actor.weight_plane.errors import WeightsLate
 
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 MAX_IN_FLIGHT = 2
 """Questions that one member holds at a time: one it computes and one that waits, so that it never idles in between."""
+UNFIT = frozenset({WeightsLate.__name__})
+"""What a rollout raises that has not taken weights which others have."""
 MOST_REWINDS = 10
 """Rewinds in a row that bring the job no step further. A fault that every life meets must end the job, not spin it."""
 MISTAKES = frozenset(kind.__name__ for kind in (UserError, CheckpointError, *UserError.__subclasses__()))
@@ -50,7 +52,7 @@ class ControllerRole(Role):
 
 def make_job(bus: Bus, settings: RunSettings, driver: Driver, paths: RunPaths, clock: ActorClock) -> Job:
     """The job over `bus`. To be made on the bus's loop, before the bus is connected."""
-    fleet = Fleet(bus, stateful=STATEFUL, max_in_flight=MAX_IN_FLIGHT, clock=clock,
+    fleet = Fleet(bus, stateful=STATEFUL, max_in_flight=MAX_IN_FLIGHT, clock=clock, unfit=UNFIT,
                   poison_deaths=settings.supervisor.poison_deaths, letters=DeadLetters(paths, clock.wall))
     return Job(settings, bus=bus, fleet=fleet, driver=driver, clock=clock, paths=paths, ledger=Ledger(paths.ledger),
                journal=Journal(paths.metrics, clock))
@@ -122,18 +124,12 @@ class ControllerProcess:
 
     def _run_recipe(self, job: Job) -> JobFinished:
         try:
-            return run_recipe(job, self._note_rewind)
+            return run_recipe(job, lambda reason: job.tell("rewind", reason=reason))
         except HeadLost:
             raise  # there is nobody to tell
         except Exception as failure:  # outermost: a controller that is started again would meet it again, for ever
             traceback.print_exc()
             return JobFinished(FAILED, f"{type(failure).__name__}: {failure}", 1)
-
-    def _note_rewind(self, reason: str) -> None:
-        """A line in events.jsonl: metrics.jsonl is cut back, so nothing else tells of it afterwards."""
-        events = JsonLinesWriter(self._paths.events)
-        events.append({"time": self._clock.wall(), "event": "rewind", "reason": reason})
-        events.close()
 
     async def _open(self, head_address: str, listen: str) -> tuple[Job, ActorRuntime, Link]:
         bus = self._make_bus()

@@ -1,6 +1,7 @@
 """Experience on its way: what is asked for, until it is in the replay buffer and a step may take it.
 
     generate -> Part (one fixed batch) -> scored -> stored          each part goes on by itself
+                  |                  ^-------'---------'  its arrays died with their holder: made again
                   `-> asked again, refused, in quarantine, too late
 
 `Intake` is the shell of `actors/limiter.py`: it tells the limiter what happens and does what it decides. All of it runs
@@ -13,10 +14,10 @@ reaches the ledger or the replay buffer again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cosmos_actor.actors.fleet import StateLost
 from cosmos_actor.actors.handle import Handle, settled
 from cosmos_actor.actors.ledger import Key
 from cosmos_actor.actors.limiter import AskAgain, Drop, GiveUp, Go, Hold, Limiter, RateLimits, Replace
@@ -26,6 +27,8 @@ from cosmos_actor.bus import BusError
 if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
 
+MOST_MADE = 10
+"""How often a part is made. Each time somebody has died, so a part that needs more has another reason."""
 Groups = list[TrajectoryGroup]
 """On their way. Their producer holds arrays on the bulk plane until the last of these objects is dropped."""
 STRAGGLER = "straggler"
@@ -34,6 +37,10 @@ STRAGGLER = "straggler"
 
 class ShortSample(BusError):
     """Nothing can bring the groups that a step needs."""
+
+
+class ArraysGone(StateLost):
+    """Arrays of a message died with their holder. Who can make them again does; else the job goes back."""
 
 
 class Refused(Exception):
@@ -64,6 +71,8 @@ class Flight:
         self.storing = False
         """The replay buffer is being given it: too late to refuse it."""
         self.refused = False
+        self.sampled = False
+        """The ledger has it as generated."""
         self.again = asyncio.Event()
 
     def check(self) -> None:
@@ -90,16 +99,28 @@ class Flight:
                 asked.append(job.spawn(job.submit(role, message, what)))
 
 
-@dataclass(frozen=True)
 class Part:
-    """One fixed batch of groups at one stage of its way."""
+    """One fixed batch of groups at one stage of its way. Made again it is the same, whoever makes it."""
 
-    flight: Flight
-    task: asyncio.Task[Groups]
+    def __init__(self, job: Job, flight: Flight, make: Callable[[], Coroutine[Any, Any, Groups]], *,
+                 most: int = MOST_MADE) -> None:
+        self.flight = flight
+        self._job, self._make, self._left = job, make, most - 1
+        self.task = job.spawn(make())
 
     async def groups(self) -> Groups:
         """Raises Refused, Poison, or what the stage raised."""
         return await asyncio.shield(self.task)
+
+    async def anew(self, gone: Groups, error: ArraysGone) -> Groups:
+        """The groups, in the place of `gone`; raises `error` when that has not helped for too often."""
+        if self.task.done() and self.task.result() is gone:  # else somebody else has had them made again
+            if self._left == 0:
+                raise error
+            self._left -= 1
+            self._job.tell("made_again", groups=self.flight.names, reason=str(error))
+            self.task = self._job.spawn(self._make())
+        return await self.groups()
 
 
 class Experience(Handle[Groups]):
@@ -145,10 +166,12 @@ async def parts_of(job: Job, experience: Handle[Groups] | Groups) -> list[Part]:
 
 
 def arrived(job: Job, groups: Groups) -> Part:
+    """Nobody here knows how to make these again."""
     async def as_they_are() -> Groups:
         return groups
 
-    return Part(Flight(groups, min(group.version_dispatch for group in groups)), job.spawn(as_they_are()))
+    return Part(job, Flight(groups, min(group.version_dispatch for group in groups)), as_they_are,
+                most=1)
 
 
 class Intake:

@@ -16,8 +16,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from cosmos_actor.actors.context import ActorClock
-from cosmos_actor.actors.fleet import Fleet, StateLost
+from cosmos_actor.actors.fleet import Fleet
 from cosmos_actor.actors.handle import Driver, Handle
+from cosmos_actor.actors.json_lines import JsonLinesWriter
 from cosmos_actor.actors.ledger import Ledger
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime
@@ -25,7 +26,7 @@ from cosmos_actor.bus import Bus, BusError, RemoteError
 from cosmos_actor.bus.errors import BulkGone, DeadlineExceeded
 from cosmos_actor.job.checkpoints import Checkpoints
 from cosmos_actor.job.clients import Data, Policy, Reference, ReplayBuffer, Reward, Rollout
-from cosmos_actor.job.intake import Intake
+from cosmos_actor.job.intake import ArraysGone, Intake
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.weights import Weights
 
@@ -65,6 +66,7 @@ class Job:
         self._begun = False
         """Whether this life has begun a step: before, nothing would be lost by ending at once."""
         self._granted = (0, 0)
+        fleet.on_dismissed = lambda member, reason: self.tell("dismissed", actor=member.actor, reason=reason)
         self.intake = Intake(self)
         self.data, self.rollout, self.reward = Data(self), Rollout(self), Reward(self)
         self.replay_buffer, self.reference, self.policy = ReplayBuffer(self), Reference(self), Policy(self)
@@ -84,8 +86,7 @@ class Job:
             self.journal.begin(self.step_in_hand)
             yield self.step_in_hand
             self.step = self.step_in_hand
-            answers = {f"answers/{name}": member["answered"] for name, member in self.fleet.members("rollout").items()}
-            self.journal.finish(rollouts=len(answers), more={**answers, **self._limiter_counts()})
+            self.journal.finish(rollouts=len(self.fleet.members("rollout")), more=self._counts())
             self._make_safe(at_end=self.step == last)
         if self.step == self.last_step:
             self._on_loop(self.intake.left_over, "left over when the run ended")
@@ -134,6 +135,12 @@ class Job:
     def log(self, phase: str, metrics: dict[str, Any]) -> None:
         """Add to the line of the current step."""
         self.journal.add(phase, metrics)
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """A line in events.jsonl; metrics.jsonl is cut back by a rewind, so nothing else tells of it afterwards."""
+        writer = JsonLinesWriter(self.paths.events)
+        writer.append({"time": self.clock.wall(), "event": event, **facts})
+        writer.close()
 
     def evaluation_due(self, step: int) -> bool:
         every = self.settings.run.eval_every
@@ -234,11 +241,15 @@ class Job:
 
         self.handle(call(), function.__name__).resolve()
 
-    def _limiter_counts(self) -> dict[str, int]:
-        """What was not in the ordinary course, counted since this controller started."""
+    def _counts(self) -> dict[str, int]:
+        """Answers of who may come and go, and what was not in the ordinary course since this controller started."""
         ordinary = ("asked", "stored", "trained", "under_way", "in_buffer")
-        counts = self.intake.limiter.statistics()
-        return {f"limiter/{name}": count for name, count in counts.items() if name not in ordinary}
+        members = [member for role in ("rollout", "reward") for member in self.fleet.members(role).items()]
+        return {
+            **{f"answers/{name}": member["answered"] for name, member in members},
+            **{f"redelivered/{role}": count for role, count in sorted(self.fleet.redelivered.items())},
+            **{f"limiter/{name}": count for name, count in self.intake.limiter.statistics().items()
+               if name not in ordinary}}
 
     def call(
         self, role: str, message: Any, what: str, then: Callable[[Any], Any] = lambda answer: answer
@@ -256,12 +267,12 @@ class Job:
         return [items[first:first + size] for first in range(0, len(items), size)]
 
     async def submit(self, role: str, message: Any, what: str) -> Any:
-        """The answer of a member of `role`. Raises StateLost also when arrays of `message` died with their holder."""
+        """The answer of a member of `role`. Raises ArraysGone when arrays of `message` died with their holder."""
         try:
             return await self.fleet.submit(role, message, deadline_s=self.settings.run.deadline_s, what=what)
         except BusError as error:
             if isinstance(error, BulkGone) or (isinstance(error, RemoteError) and error.kind == BulkGone.__name__):
-                raise StateLost(f"arrays for {what} are gone with the actor that held them: {error}") from error
+                raise ArraysGone(f"arrays for {what} are gone with the actor that held them: {error}") from error
             raise
 
     def _make_safe(self, *, at_end: bool) -> None:

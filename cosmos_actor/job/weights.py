@@ -3,8 +3,8 @@
     publish(step) -> policy packs a manifest -> announced on a state topic -> a rollout pulls, verifies, swaps, reports
 
 Invariant: a report whose digest is not the manifest's ends the job; so does a rollout that says it could not take the
-newest version, unless a newer one comes or the policy turns out to be dead. Weights that never arrive are an error with
-a name, not a wait.
+newest version, unless a newer one comes or the policy turns out to be dead. Of a rollout that joined from elsewhere
+either ends only its own part in the job. Weights that never arrive are an error with a name, not a wait.
 """
 
 from __future__ import annotations
@@ -124,21 +124,25 @@ class Weights:
         if newest is None or (report.epoch, report.step) != (newest.version.epoch, newest.version.step):
             return  # of an older version: a rollout may skip versions
         if report.problem:
-            asyncio.get_running_loop().call_later(EXCUSE_S, self._blame, newest, report.actor, report.problem)
+            asyncio.get_running_loop().call_later(EXCUSE_S, self._blame, newest, link, report.problem)
         elif report.digest != newest.digest:
-            self._blame(newest, report.actor, f"holds digest {report.digest[:12]}, published was {newest.digest[:12]}")
+            self._blame(newest, link, f"holds digest {report.digest[:12]}, published was {newest.digest[:12]}")
         self._held[report.actor] = report
         self._reported.set()
 
-    def _blame(self, manifest: Manifest, actor: str, what: str) -> None:
-        """`actor` did not take `manifest`, which still is the newest; one that replaces it may be under way."""
+    def _blame(self, manifest: Manifest, link: Link, what: str) -> None:
+        """Who is at `link` did not take `manifest`, which still is the newest; one that replaces it may be under way.
+
+        A life that is over by now is not blamed, and whoever joined only loses its place.
+        """
         if self._newest.get(WEIGHTS_TOPIC) is not manifest:
             return
         if self._publishing is not None and not self._publishing.done():
-            asyncio.get_running_loop().call_later(EXCUSE_S, self._blame, manifest, actor, what)
+            asyncio.get_running_loop().call_later(EXCUSE_S, self._blame, manifest, link, what)
             return
-        step = manifest.version.step
-        self._problem = WeightsNotTaken(f"{actor} could not take weights {step}: {what}", setting="weights.deadline_s")
+        what = f"{link.peer.actor} could not take weights {manifest.version.step}: {what}"
+        if not self._job.fleet.dismiss(link, what):
+            self._problem = WeightsNotTaken(what, setting="weights.deadline_s")
         self._reported.set()
 
     async def _until_held(self) -> None:

@@ -15,8 +15,10 @@ from cosmos_actor.roles.engine import Completion, EngineError, GenerateItem, Rol
 from cosmos_actor.roles.messages import WEIGHTS_TOPIC, Generation, GenerationRequest, WeightsReport
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.tokenizer import load_tokenizer
+from cosmos_actor.weight_plane.errors import WeightsLate
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.swap import WeightsHeld, swap
+from cosmos_actor.weight_plane.version import Version
 
 
 class RolloutRole(Role):
@@ -30,6 +32,7 @@ class RolloutRole(Role):
         self.tokenizer = load_tokenizer(settings.policy.model)
         self.engine = self._make_engine()
         self.held: WeightsHeld | None = None
+        self.announced: Version | None = None
         self.taken = asyncio.Event()
 
     def _make_engine(self) -> RolloutEngine:
@@ -44,6 +47,7 @@ class RolloutRole(Role):
         """Pull, verify and swap in a version; report what is then held, or why it could not be taken."""
         weights = self.context.weights
         assert weights is not None
+        self.announced = manifest.version
         if self.held is not None and self.held.version == manifest.version:
             await self._report(manifest, self.held.digest, "")  # announced again, over a new link
             return
@@ -81,9 +85,15 @@ class RolloutRole(Role):
             try:
                 await asyncio.wait_for(self.taken.wait(), max(0.0, left))
             except asyncio.TimeoutError as error:
-                raise DeadlineExceeded(
+                raise (WeightsLate if self._is_behind() else DeadlineExceeded)(
                     f"{self.context.identity.actor} waited {deadline_s:g} s for newer weights, holds "
-                    f"{self.weights_held() or 'none'}", setting="weights.deadline_s") from error
+                    f"{self.weights_held() or 'none'}, was told of {self.announced or 'none'}",
+                    setting="weights.deadline_s") from error
+
+    def _is_behind(self) -> bool:
+        """Whether a version was announced here that is not taken yet. A pull without end hides the ones after it."""
+        told, held = self.announced, self.held
+        return told is not None and (held is None or held.version.ordinal < told.ordinal)
 
     def _generate(self, request: GenerationRequest) -> Generation:
         begun = self.context.clock.monotonic()

@@ -29,5 +29,9 @@ class WeightsCorrupt(WeightError):
         self.tensor = tensor
 
 
+class WeightsLate(WeightError):
+    """A version was announced to a reader long ago, and it still has not taken it."""
+
+
 class DigestMismatch(WeightError):
     """The engine holds something else than the manifest says."""

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from cosmos_actor.actors.fleet import StateLost
+from cosmos_actor.actors.messages import StopActor
+from cosmos_actor.actors.role import handles
 from cosmos_actor.bus import DeadlineExceeded, RemoteError
-from tests.actors.small_cluster import EchoRole, SmallCluster, with_cluster
+from tests.actors.small_cluster import Answer, EchoRole, Question, SmallCluster, with_cluster
 
 
 def held() -> type[EchoRole]:
@@ -155,6 +157,78 @@ def test_a_leaving_member_finishes_what_it_holds_and_gets_nothing_new():
         assert (await first).actor == "echo-0"
         await leaving
         assert cluster.fleet.redelivered == {}
+
+    with_cluster(test)
+
+
+class UnfitRole(EchoRole):
+    """What others can do it can not."""
+
+    @handles(Question, concurrency=8)
+    async def answer(self, question: Question) -> Answer:
+        raise Unfit("no memory for it here")
+
+
+class Unfit(Exception):
+    pass
+
+
+def test_who_joined_and_can_not_do_what_others_can_is_dismissed_and_another_does_it():
+    async def test(cluster: SmallCluster) -> None:
+        told: list[tuple[str, str]] = []
+        cluster.fleet.on_dismissed = lambda member, reason: told.append((member.actor, reason))
+        unfit = await cluster.add("echo-0", UnfitRole, joined=True)
+        await cluster.fleet.wait_for_members("echo", 1, 5.0)
+        questions = [asyncio.ensure_future(cluster.ask(number)) for number in range(2)]
+        await asyncio.wait_for(unfit.until_stopped(), 5.0)
+        await cluster.add("echo-1")
+        assert {answer.actor for answer in await asyncio.gather(*questions)} == {"echo-1"}
+        assert told == [("echo-0", "no memory for it here")] and cluster.fleet.redelivered == {"echo": 2}
+        while set(cluster.fleet.links("echo")) != {"echo-1"}:
+            await asyncio.sleep(0.001)  # it is forgotten once it has answered that it ends
+
+    with_cluster(test, unfit=frozenset({"Unfit"}))
+
+
+def test_what_a_mute_member_that_is_dismissed_has_in_hand_is_done_by_another():
+    async def is_mute(message: StopActor, deadline_s: float) -> None:
+        raise DeadlineExceeded(f"no answer to {message.reason}")
+
+    async def test(cluster: SmallCluster) -> None:
+        await cluster.add("echo-0", held(), joined=True)
+        question = asyncio.ensure_future(cluster.ask(1))
+        await asked(cluster, "echo-0")
+        link = cluster.fleet.links("echo")["echo-0"]
+        link.call = is_mute
+        await cluster.add("echo-1")
+        assert cluster.fleet.dismiss(link, "it does not get on")
+        assert (await question).actor == "echo-1"
+        await asyncio.sleep(0.05)
+        assert set(cluster.fleet.links("echo")) == {"echo-1"}, "it is not dialled again while the head knows it"
+
+    with_cluster(test)
+
+
+def test_an_actor_of_the_run_is_not_dismissed():
+    async def test(cluster: SmallCluster) -> None:
+        await cluster.add("echo-0", UnfitRole)
+        with pytest.raises(RemoteError, match="no memory for it here"):
+            await cluster.ask(1)
+        assert not cluster.fleet.dismiss(cluster.fleet.links("echo")["echo-0"], "it does not get on")
+        assert cluster.fleet.redelivered == {}
+
+    with_cluster(test, unfit=frozenset({"Unfit"}))
+
+
+def test_nothing_needs_to_be_done_about_a_life_that_is_over():
+    async def test(cluster: SmallCluster) -> None:
+        await cluster.add("echo-0", joined=True)
+        await cluster.ask(1)
+        link = cluster.fleet.links("echo")["echo-0"]
+        cluster.bus.link_over(link, "no heartbeat")
+        assert (await cluster.ask(2)).actor == "echo-0"  # over a new link
+        assert cluster.fleet.dismiss(link, "it did not get on then")
+        assert (await cluster.ask(3)).actor == "echo-0"
 
     with_cluster(test)
 

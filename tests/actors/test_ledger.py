@@ -90,9 +90,10 @@ def test_trained_twice_names_the_id_and_both_steps_and_changes_nothing(ledger):
     assert ledger.balance()["trained"] == 4
 
 
-@pytest.mark.parametrize("wanted", ["generated", "buffered", "trained", "dropped"])
+@pytest.mark.parametrize("wanted", ["dispatched", "generated", "buffered", "trained", "dropped"])
 def test_every_illegal_transition_raises_and_changes_nothing(ledger, wanted):
-    arguments = {"generated": (0, 0), "buffered": (), "trained": (1,), "dropped": ("x",)}
+    arguments = {"dispatched": (), "generated": (0, 0), "buffered": (), "trained": (1,), "dropped": ("x",)}
+    method = getattr(ledger, {"dispatched": "asked_again"}.get(wanted, wanted))
     path = {"dispatched": [], "generated": ["generated"], "buffered": ["generated", "buffered"]}
     path.update(trained=[*path["buffered"], "trained"], dropped=["dropped"])
     for number, (state, steps) in enumerate(path.items()):
@@ -102,8 +103,19 @@ def test_every_illegal_transition_raises_and_changes_nothing(ledger, wanted):
         if state not in PREDECESSORS[wanted]:
             before = ledger.balance()
             with pytest.raises((IllegalTransition, TrainedTwice), match=f"g{number:06d}/0"):
-                getattr(ledger, wanted)(keys_of(number), *arguments[wanted])
+                method(keys_of(number), *arguments[wanted])
             assert ledger.balance() == before
+
+
+def test_what_died_with_its_sampler_is_asked_for_again_and_still_one_trajectory(ledger):
+    ledger.dispatched(keys_of(0), 0, 0)
+    ledger.generated(keys_of(0), 3, 3)
+    ledger.asked_again(keys_of(0))
+    row = ledger.history(keys_of(0)[0][0])[0]
+    assert (row["status"], row["version_min"]) == ("dispatched", None)
+    ledger.generated(keys_of(0), 4, 4)
+    assert ledger.balance() == {"dispatched": 4, "trained": 0, "dropped": {}, "buffered": 0, "in_flight": 4,
+                                "balanced": True}
 
 
 def test_what_was_never_dispatched_is_unknown(ledger):
@@ -360,13 +372,14 @@ class LedgerAgainstModel(RuleBasedStateMachine):
     @rule(group=st.integers(0, 2), attempt=st.integers(0, 3), to=st.sampled_from([*PREDECESSORS]), n=st.integers(1, 3))
     def advance(self, group, attempt, to, n):
         key, detail = (f"g{group}/0", attempt), {"trained": n, "dropped": f"reason {n}"}.get(to)
-        arguments = {"generated": (0, 0), "buffered": ()}.get(to, (detail,))
+        arguments = {"dispatched": (), "generated": (0, 0), "buffered": ()}.get(to, (detail,))
+        method = getattr(self.ledger, {"dispatched": "asked_again"}.get(to, to))
         if self.rows.get(key, ("",))[0] in PREDECESSORS[to]:
-            getattr(self.ledger, to)([key], *arguments)
+            method([key], *arguments)
             self.rows[key] = (to, detail)
         else:
             with pytest.raises(LedgerError):
-                getattr(self.ledger, to)([key], *arguments)
+                method([key], *arguments)
 
     @rule(step=st.integers(0, 3))
     def roll_back(self, step):

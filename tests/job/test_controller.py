@@ -17,7 +17,7 @@ from cosmos_actor.bus.errors import RemoteError
 from cosmos_actor.job import controller
 from cosmos_actor.job.controller import FAILED, FINISHED, MOST_REWINDS, STOPPED, ControllerProcess, run_recipe
 from cosmos_actor.job.intake import ShortSample
-from cosmos_actor.job.job import StopAsked
+from cosmos_actor.job.job import Job, StopAsked
 
 
 class PlayedJob:
@@ -111,11 +111,12 @@ def test_without_a_head_there_is_nobody_to_tell(monkeypatch):
         object.__new__(ControllerProcess)._run_recipe(PlayedJob())
 
 
-def test_a_rewind_is_an_event_of_the_run(tmp_path):
-    process = object.__new__(ControllerProcess)
-    process._paths, process._clock = RunPaths(tmp_path), SystemClock()
-    process._note_rewind("policy-0 is gone")
-    [event] = read_json_lines(process._paths.events)
+def test_a_rewind_is_an_event_of_the_run(tmp_path, monkeypatch):
+    job = object.__new__(Job)
+    job.paths, job.clock = RunPaths(tmp_path), SystemClock()
+    monkeypatch.setattr(controller, "run_recipe", lambda job, on_rewind: on_rewind("policy-0 is gone"))
+    object.__new__(ControllerProcess)._run_recipe(job)
+    [event] = read_json_lines(job.paths.events)
     assert (event["event"], event["reason"]) == ("rewind", "policy-0 is gone")
 
 

@@ -1,4 +1,4 @@
-"""A version that a rollout did not take ends the job, unless a newer one or a rewind explains it."""
+"""A version that a rollout did not take ends the job, unless a newer one or a rewind explains it, or it has joined."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from cosmos_actor.weight_plane.version import Version
 
 
 class Links:
-    """A fleet of one rollout that keeps what was published to it."""
+    """A fleet of one rollout that keeps what was published to it, and the link to it."""
+
+    peer = SimpleNamespace(actor="rollout-0")
 
     def __init__(self) -> None:
+        self.may_be_dismissed = False
+        self.dismissed: list[str] = []
         self.published: list[Any] = []
         self.joined: Any = None
 
@@ -30,6 +34,11 @@ class Links:
 
     def publish_state(self, *, topic: str, message: Any) -> None:
         self.published.append(message)
+
+    def dismiss(self, link: Any, reason: str) -> bool:
+        assert link is self
+        self.dismissed += [reason] * self.may_be_dismissed
+        return self.may_be_dismissed
 
 
 @pytest.fixture
@@ -52,7 +61,7 @@ def report(weights: Weights, step: int, *reports: tuple[str, str], then: Any = l
     async def run() -> None:
         weights._announce(WEIGHTS_TOPIC, "rollout", manifest(step))
         for digest, problem in reports:
-            await weights._on_report(WeightsReport("rollout-0", 0, step, digest, problem), None)
+            await weights._on_report(WeightsReport("rollout-0", 0, step, digest, problem), weights._job.fleet)
         then()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -76,6 +85,17 @@ def test_a_newest_version_that_could_not_be_taken_ends_the_job(weights):
     report(weights, 1, ("", "WeightsCorrupt: tensor a"))
     with pytest.raises(WeightsNotTaken, match="rollout-0 could not take weights 1: WeightsCorrupt: tensor a"):
         weights.check()
+
+
+@pytest.mark.parametrize(("said", "why"), [
+    (("", "WeightsCorrupt: tensor a"), "WeightsCorrupt: tensor a"),
+    (("digest 9", ""), "holds digest digest 9, published was digest 1"),
+])
+def test_one_that_joined_only_loses_its_place(weights, said, why):
+    weights._job.fleet.may_be_dismissed = True
+    report(weights, 1, said)
+    weights.check()
+    assert weights._job.fleet.dismissed == [f"rollout-0 could not take weights 1: {why}"]
 
 
 @pytest.mark.parametrize("excuse", [

@@ -12,11 +12,13 @@ import pytest
 from cosmos_actor.actors.context import Context, SystemClock
 from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import Identity
-from cosmos_actor.bus.errors import DeadlineExceeded
+from cosmos_actor.bus.errors import BusError, DeadlineExceeded
 from cosmos_actor.roles.messages import ScoreRequest
 from cosmos_actor.roles.reward import NoReward, RewardRole
 from cosmos_actor.roles.rollout import RolloutRole
+from cosmos_actor.weight_plane.errors import WeightsLate
 from cosmos_actor.weight_plane.manifest import Manifest
+from cosmos_actor.weight_plane.swap import WeightsHeld
 from cosmos_actor.weight_plane.version import Version
 from tests.actors.groups import make_group
 
@@ -65,6 +67,23 @@ def test_a_version_that_is_announced_again_is_reported_again_and_not_pulled(work
 
     asyncio.run(run())
     assert reports == [(3, "abc", "")] * 2
+
+
+@pytest.mark.parametrize(("announced", "held", "kind"), [
+    (None, None, DeadlineExceeded), (2, 2, DeadlineExceeded), (2, 1, WeightsLate), (3, 2, WeightsLate),
+    (3, None, WeightsLate),
+])
+def test_a_rollout_without_the_weights_it_was_told_of_says_that_it_is_the_one_that_is_late(
+        worker, announced, held, kind):
+    async def run() -> None:
+        role = RolloutRole(context(worker))
+        role.taken, role.announced = asyncio.Event(), announced and Version("run", 0, announced)
+        role.held = held and WeightsHeld(Version("run", 0, held), "")
+        await role._wait_for_version(Version("run", 0, 3).ordinal, 0.05)
+
+    with pytest.raises(BusError, match=r"waited 0\.05 s for newer weights, holds") as raised:
+        asyncio.run(run())
+    assert type(raised.value) is kind
 
 
 @pytest.fixture

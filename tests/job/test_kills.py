@@ -29,6 +29,7 @@ def test_a_killed_role_comes_back_and_the_job_ends_as_if_nothing_had_happened(ru
     assert [event["actor"] for event in run.events("restarting")] == [actor]
 
 
+@pytest.mark.timeout(1500)
 def test_kills_all_over_a_longer_job(run, tmp_path, popen):
     """As `python -m tests.kills --kills 12`: each actor once, then any, at random moments."""
     found = kill_all_over(run, Run(tmp_path, popen, "undisturbed"), kills=12, seed=0)

@@ -17,10 +17,10 @@ from tests.kills.plan import Kill, Pace, plan, steps_of
 from tests.waiting import eventually
 
 LOOK_S = 0.1
-PATIENCE_S = 240.0
-"""The longest that the run may take to give the next kill its chance: a few cold starts on busy cores."""
-STEP_S = 2.0
-"""What a step may take, on average, when nobody is killed."""
+PATIENCE_S = 600.0
+"""The longest that the run may take to give the next kill its chance: cold starts, of a minute each on busy cores."""
+STEP_S = 5.0
+"""What a step may take, on average, when nobody is killed: on quiet cores it takes a tenth of a second."""
 TAIL_BYTES = 16 * 1024
 
 

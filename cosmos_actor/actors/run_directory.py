@@ -221,8 +221,10 @@ def _refuse_foreign(paths: RunPaths) -> None:
     paths.root.mkdir(parents=True, exist_ok=True)
     if paths.identity.exists():
         return
-    half_made = {paths.lock, paths.configuration, paths.logs, paths.checkpoints, paths.keys}
-    foreign = sorted(entry.name for entry in paths.root.iterdir() if entry not in half_made)
+    half_made = {path.name for path in (paths.lock, paths.configuration, paths.logs, paths.checkpoints, paths.keys)}
+    half_written = tuple(f".{path.name}." for path in (paths.configuration, paths.identity))
+    foreign = sorted(entry.name for entry in paths.root.iterdir()
+                     if entry.name not in half_made and not entry.name.startswith(half_written))
     if foreign:
         raise RunDirectoryMismatch(f"{paths.root} is not a run directory and not empty (it has {foreign[0]}); "
                                    "name another directory", setting=SETTING)

@@ -65,6 +65,15 @@ def test_an_empty_folder_is_taken_and_one_with_other_things_is_refused_untouched
     assert [entry.name for entry in other.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("left", [".run.json.4711", ".config.resolved.toml.4711"])
+def test_what_a_killed_writer_left_half_written_is_no_reason_to_refuse(folder: Path, left: str) -> None:
+    make(folder).close()
+    (folder / "run.json").unlink()
+    (folder / left).write_text("{")
+    with make(folder) as directory:
+        assert directory.run_id == "run-1"
+
+
 def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryMismatch, match="is a file"):

@@ -78,6 +78,19 @@ def test_flipped_bits_of_the_large_frame_are_noticed() -> None:
             unseal(flip_bit(frames, first + bit))
 
 
+@pytest.mark.slow
+def test_a_flipped_bit_in_any_byte_of_the_large_frame_is_noticed() -> None:
+    """Each byte once, the bit by its place; all bits of all bytes would be a million digests of the frame."""
+    small, large = captured()
+    flipped = bytearray(large)
+    for place in range(len(flipped)):
+        flipped[place] ^= 1 << place % 8
+        with pytest.raises(CorruptFrame):
+            unseal([small, flipped])
+        flipped[place] ^= 1 << place % 8
+    assert flipped == large and unseal([small, flipped])
+
+
 @pytest.mark.parametrize("frames", [[], [b""], [b"1234567"], [bytes(16)], [b"\xff" * 100]])
 def test_bytes_that_nobody_sealed_are_corrupt(frames: list[bytes]) -> None:
     with pytest.raises(CorruptFrame):

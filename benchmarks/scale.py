@@ -58,7 +58,7 @@ async def _join(ring: KeyRing, head: str, number: int, gate: asyncio.Semaphore, 
     bus.serve_state(MEMBERSHIP_TOPIC, follow)
     async with gate:
         await bus.start(None)
-        link = await bus.connect(head, role="supervisor", deadline_s=ANNOUNCE_S)
+        link = await bus.connect(head, role="registry", deadline_s=ANNOUNCE_S)
         await link.call(Announce(f"tcp://10.0.{number // 250}.{number % 250}:5555", os.getpid(), sys.executable,
                                  f"host-{number}", False), deadline_s=ANNOUNCE_S)
     return bus, link
@@ -84,7 +84,7 @@ async def measure(folder: Path, actors: int, processes: int) -> dict[str, Any]:
         nonlocal statuses
         statuses += 1
 
-    bus = Bus(Identity("scale", "supervisor", "supervisor-0", new_incarnation()), ZmqTransport(),
+    bus = Bus(Identity("scale", "registry", "registry-0", new_incarnation()), ZmqTransport(),
               KeyRing.load(folder / "supervisor.key"), limits=Limits(lost_after_s=120.0, shared_bytes=0))
     head = Head(bus, {}, 0, status_path=folder / "status.json", clock=time.time, on_status=count)
     address = await head.start("tcp://127.0.0.1:0")
@@ -143,7 +143,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_run_keys(folder, "scale", ["supervisor", "rollout"])
+        make_run_keys(folder, "scale", ["registry", "rollout"])
         result = run(measure(folder, options.actors, options.processes))
     for figure, value in result.items():
         print(f"{figure:32}{value:12.3f}" if isinstance(value, float) else f"{figure:32}{value:12}")

@@ -122,4 +122,5 @@ def _start(spec: ChildSpec, incarnation: str, pipe: DeathPipe, log: Path) -> sub
     environment = {**os.environ, **CHILD_ENVIRONMENT, **spec.env, **pipe.environment(), death.INCARNATION: incarnation}
     with open(log, "ab") as output:
         return subprocess.Popen(spec.command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                                stderr=subprocess.STDOUT, start_new_session=True, pass_fds=(pipe.read_fd,))
+                                stderr=subprocess.STDOUT, start_new_session=True,
+                                pass_fds=(pipe.read_fd, *spec.pass_fds))

@@ -18,6 +18,8 @@ class ChildSpec:
     # the first word is the interpreter or program, a path or a name on PATH
     env: Mapping[str, str] = field(default_factory=dict)
     # added to the supervisor's own environment
+    pass_fds: tuple[int, ...] = ()
+    # descriptors of the supervisor's that the child inherits, under the same numbers
     restart: Restart = Restart.PERMANENT
     significant: bool = False
     # when it ends well, the job is finished (OTP's `any_significant`)

@@ -93,7 +93,8 @@ class Fleet:
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
-        self._serial = -1
+        self._newest = ("", -1)
+        """Incarnation of the head and serial of its membership."""
         self._closed = False
         self._joined_callbacks: list[Callable[[Member, Link], None]] = []
         self._unfit = unfit
@@ -317,9 +318,10 @@ class Fleet:
     # ---- membership
 
     async def _on_membership(self, membership: Membership, link: Link) -> None:
-        if membership.serial <= self._serial:
+        head, serial = self._newest
+        if link.peer.incarnation == head and membership.serial <= serial:
             return
-        self._serial = membership.serial
+        self._newest = (link.peer.incarnation, membership.serial)
         for actor, member in list(self._members.items()):
             if member.incarnation in membership.departed:
                 self._suspects.died(member.incarnation, membership.departed[member.incarnation],

@@ -1,13 +1,15 @@
 """The head of a run: the place that every actor dials first, and that knows who is here.
 
-It answers with the run's settings, keeps the registry, and tells everybody about each change of it. It carries no data.
+It answers with the run's settings, keeps the registry, and tells everybody about each change of it. It carries no data,
+so its own death holds nobody up: the next head knows from the journal who was here, and each actor comes to it by
+itself. Who does not within RETURN_S is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from cosmos_actor.actors.examined import serve_examination
 from cosmos_actor.actors.json_lines import ForgivingWriter
 from cosmos_actor.actors.messages import (
     MEMBERSHIP_TOPIC,
+    PROCESSES_TOPIC,
     READY,
     STATUS_TOPIC,
+    SUPERVISOR,
     ActorStatus,
     Announce,
     AskSettings,
@@ -24,6 +28,7 @@ from cosmos_actor.actors.messages import (
     Leaving,
     Member,
     Membership,
+    Processes,
     RunSettingsReply,
     StopActor,
     plain,
@@ -34,11 +39,16 @@ from cosmos_actor.bus import Bus, BusError, Link
 from cosmos_actor.bus.handshake import Introduction
 from cosmos_actor.bus.probe import refuses
 
+NAME_TAKEN = "the run has an actor named"
+
 PUBLISH_EVERY_S = 0.05
 """Membership goes to everybody at most so often: a thousand actors that join at once are not a million messages."""
 
 PROBES, PROBE_PAUSE_S, PROBE_DEADLINE_S = 5, 0.3, 1.0
 """How often the head looks whether the process of a joined actor still listens, after the connection to it broke."""
+
+RETURN_S = 10.0
+"""How long a head that was restarted waits for those who were here before."""
 
 STOP_JOINED_DEADLINE_S = 2.0
 """How long the head waits for a joined actor to hear that the run is over; it then finds out by itself."""
@@ -46,15 +56,26 @@ STOP_JOINED_DEADLINE_S = 2.0
 
 class Head:
     """Membership over the bus. `on_ready(actor, incarnation)`, `on_status(actor, incarnation, status)` and
-    `on_finished(message)` tell whoever owns the processes."""
+    `on_finished(message)` tell whoever owns the processes; that one may be linked and publish `Processes`.
+
+    `journal(record)` gets what the next head needs; `known` are the records of the one before.
+    """
 
     def __init__(self, bus: Bus, settings: Mapping[str, Any], seed: int, *, status_path: Path | None = None,
                  events: ForgivingWriter | None = None, clock: Callable[[], float] = lambda: 0.0,
                  on_ready: Callable[[str, str], None] = lambda actor, incarnation: None,
                  on_status: Callable[[str, str, ActorStatus], None] = lambda actor, incarnation, status: None,
-                 on_finished: Callable[[JobFinished], None] = lambda message: None) -> None:
+                 on_finished: Callable[[JobFinished], Any] = lambda message: None,
+                 journal: Callable[[Mapping[str, Any]], None] = lambda record: None,
+                 known: Iterable[Mapping[str, Any]] = (), return_s: float = RETURN_S) -> None:
         self.bus = bus
-        self.registry = Registry()
+        self.registry = Registry(journal)
+        self.processes = Processes([], {}, "")
+        """The newest word of the processes' owner."""
+        for actor, incarnation, reason in self.registry.replay(known):
+            bus.forget(actor, incarnation, reason)
+        self._absent = {member.actor: member.incarnation for member in self.registry.membership().members}
+        self._return_s = return_s
         self.statuses: dict[str, ActorStatus] = {}
         self._told_at: dict[str, float] = {}
         self._settings, self._seed = dict(settings), seed
@@ -74,11 +95,15 @@ class Head:
         bus.serve(Leaving, self._leaving)
         bus.serve(JobFinished, self._finished)
         bus.serve_state(STATUS_TOPIC, self._status)
+        bus.serve_state(PROCESSES_TOPIC, self._processes)
         serve_examination(bus, self._clock)
         bus.on_link_down(self._link_down)
         bus.on_wire_down(self._wire_down)
         bus.admit_by(self._objection)
         self.address = await bus.start(listen)
+        if self._absent:
+            self._publish_now()
+            asyncio.get_running_loop().call_later(self._return_s, self._give_up_absent)
         return self.address
 
     def exited(self, actor: str, incarnation: str, reason: str) -> None:
@@ -125,17 +150,18 @@ class Head:
     def _objection(self, theirs: Introduction) -> str | None:
         """A name belongs to one living incarnation; a restarted actor comes after its end was reported."""
         known = self.registry.member(theirs.actor)
-        if known is None or known.incarnation == theirs.incarnation:
+        if known is None or known.incarnation == theirs.incarnation or theirs.actor in self._absent:
             return None
-        return f"the run has an actor named {theirs.actor} already; take another name with --name"
+        return f"{NAME_TAKEN} {theirs.actor} already; take another name with --name"
 
     def _settings_asked(self, message: AskSettings, link: Link) -> RunSettingsReply:
         return RunSettingsReply(self._settings, self._seed)
 
     def _announced(self, message: Announce, link: Link) -> None:
         self.statuses.pop(link.peer.actor, None)
+        returned = self._absent.pop(link.peer.actor, None) == link.peer.incarnation
         self._publish(self.registry.announce(link.peer, message))
-        if message.joined and self._events is not None:
+        if message.joined and not returned and self._events is not None:
             self._events.append({"time": self._clock(), "event": "joined", "actor": link.peer.actor, "pid": message.pid,
                                  "interpreter": message.python, "host": message.host})
         self._on_ready(link.peer.actor, link.peer.incarnation)
@@ -143,8 +169,20 @@ class Head:
     def _leaving(self, message: Leaving, link: Link) -> None:
         self._publish(self.registry.leaving(link.peer.actor, link.peer.incarnation))
 
-    def _finished(self, message: JobFinished, link: Link) -> None:
-        self._on_finished(message)
+    async def _finished(self, message: JobFinished, link: Link) -> None:
+        told = self._on_finished(message)
+        if told is not None:
+            await told
+
+    def _processes(self, processes: Processes, link: Link) -> None:
+        """Also what happened while there was no head."""
+        if link.role != SUPERVISOR:
+            return
+        self.processes = processes
+        for member in self.registry.membership().members:
+            reason = processes.exited.get(member.incarnation)
+            if reason is not None:
+                self._depart(member, reason)
 
     def _status(self, status: ActorStatus, link: Link) -> None:
         member = self.registry.member(link.peer.actor)
@@ -155,9 +193,15 @@ class Head:
             self._on_status(member.actor, member.incarnation, status)
 
     def _link_down(self, link: Link, reason: str) -> None:
-        member = self.registry.member(link.peer.actor)
+        member, newer = self.registry.member(link.peer.actor), self.bus.links.get(link.peer.actor)
+        if newer is not None and newer.peer.incarnation == link.peer.incarnation:
+            return  # it lost the link before we did, and is back already
         if member is not None and member.incarnation == link.peer.incarnation:
             self._depart(member, f"left: {reason}" if member.leaving else reason)
+
+    def _give_up_absent(self) -> None:
+        for actor, incarnation in list(self._absent.items()):
+            self.exited(actor, incarnation, f"did not come back within {self._return_s:g} s of the registry's restart")
 
     def _wire_down(self, link: Link) -> None:
         member = self.registry.member(link.peer.actor)
@@ -177,6 +221,7 @@ class Head:
 
     def _depart(self, member: Member, reason: str) -> None:
         self.statuses.pop(member.actor, None)
+        self._absent.pop(member.actor, None)
         if member.joined and self._events is not None:
             self._events.append({"time": self._clock(), "event": "departed", "actor": member.actor, "reason": reason})
         self._publish(self.registry.departed(member.actor, member.incarnation, reason))

@@ -9,6 +9,9 @@ from cosmos_actor.bus.schema import Json, schema
 
 MEMBERSHIP_TOPIC = "membership"
 STATUS_TOPIC = "status"
+PROCESSES_TOPIC = "processes"
+REGISTRY, SUPERVISOR = "registry", "supervisor"
+"""The roles of the process that is the head of a run, and of the one that owns the processes."""
 DIALLING, STARTING, READY, LEAVING, FAILED = "dialling", "starting", "ready", "leaving", "failed"
 """States of an actor's life; see `ActorRuntime`."""
 
@@ -16,7 +19,8 @@ DIALLING, STARTING, READY, LEAVING, FAILED = "dialling", "starting", "ready", "l
 @schema("announce", version=1)
 @dataclass(frozen=True)
 class Announce:
-    """An actor tells the head where others can dial it. Sent once, right after the link to the head is up."""
+    """An actor tells the head where others can dial it: right after its link to the head is up, whenever that is a new
+    one. A head that was restarted learns from it who is here."""
 
     address: str
     pid: int
@@ -106,6 +110,74 @@ class JobFinished:
     outcome: str
     reason: str
     exit_code: int
+
+
+@schema("processes", version=1)
+@dataclass(frozen=True)
+class Processes:
+    """What the supervisor knows and the head has to: its children, and how lives of them ended. Latest value wins."""
+
+    children: Json
+    """As `Supervisor.children` gives them."""
+    exited: dict[str, str]
+    """Incarnation -> reason, of the latest ends."""
+    run_over: str
+    """Why the run is over, as joined actors are told when the head ends; empty while it goes on."""
+
+
+@schema("heard", version=1)
+@dataclass(frozen=True)
+class Heard:
+    """The head has heard of a life: it announced itself, or gave its status."""
+
+    actor: str
+    incarnation: str
+    state: str
+    progress: str
+    busy_s: float
+    """How long it has asked to be left alone."""
+
+
+@schema("kill_stuck", version=1)
+@dataclass(frozen=True)
+class KillStuck:
+    """An actor is stuck, and the settings say that it is to be killed."""
+
+    actor: str
+    incarnation: str
+    reason: str
+
+
+@schema("dump_stacks", version=1)
+@dataclass(frozen=True)
+class DumpStacks:
+    """At a standstill: write your own stacks, under this title."""
+
+    title: str
+
+
+@schema("warning", version=1)
+@dataclass(frozen=True)
+class Warned:
+    """A warning of the head's own process, for whoever watches the run."""
+
+    text: str
+
+
+@schema("ask_mute", version=1)
+@dataclass(frozen=True)
+class AskMute:
+    """Is there a role none of whose actors has been heard of for so long?"""
+
+    seconds: float
+
+
+@schema("mute_role", version=1)
+@dataclass(frozen=True)
+class MuteRole:
+    """The role, or empty."""
+
+    role: str
 
 
 @schema("ask_time", version=1)

@@ -6,6 +6,7 @@ Invariant: at most one living process holds a run directory. The kernel frees it
     config.resolved.toml    the settings, reloads equal
     metrics.jsonl           one object a step          events.jsonl   what the supervisor saw
     ledger.sqlite           every trajectory           logs/ROLE-N/INCARNATION.log
+    registry.jsonl          who came and went in this life of the run
     checkpoints/  record/  keys/ (0700)  latest_checkpoint.txt  report.html
 """
 
@@ -46,6 +47,7 @@ class RunPaths:
         self.configuration = self.root / "config.resolved.toml"
         self.metrics = self.root / "metrics.jsonl"
         self.events = self.root / "events.jsonl"
+        self.registry = self.root / "registry.jsonl"
         self.ledger = self.root / "ledger.sqlite"
         self.logs = self.root / "logs"
         self.record = self.root / "record"
@@ -68,6 +70,10 @@ class RunPaths:
     def stacks(self, actor: str, incarnation: str) -> Path:
         """Where a life that is stuck leaves its Python stacks."""
         return self.logs / actor / f"{incarnation}.stacks.txt"
+
+    @property
+    def supervisor_stacks(self) -> Path:
+        return self.logs / "supervisor.stacks.txt"
 
     def logs_of(self, actor: str) -> list[Path]:
         """The logs of an actor's lives, oldest first."""

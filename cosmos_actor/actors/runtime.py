@@ -2,6 +2,8 @@
 
     dialling -> starting (announced; `setup` runs) -> ready -> leaving (no new work) -> stopped
                                                    `-> failed (setup raised, or the head is lost)
+
+A head that is restarted is dialled anew, and its actors work on meanwhile: they need it for news only.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from cosmos_actor.actors.messages import (
     LEAVING,
     MEMBERSHIP_TOPIC,
     READY,
+    REGISTRY,
     STARTING,
     STATUS_TOPIC,
     ActorStatus,
@@ -35,7 +38,10 @@ from cosmos_actor.actors.messages import (
 )
 from cosmos_actor.actors.role import Role
 from cosmos_actor.actors.worker import Worker
-from cosmos_actor.bus import Bus, BusError, Link, schema_key
+from cosmos_actor.bus import Bus, BusError, Link, PeerRefused, schema_key
+from cosmos_actor.bus.bus import SAID_GOODBYE
+from cosmos_actor.bus.handshake import WRONG_SERVER_KEY
+from cosmos_actor.bus.roster import STALE
 from cosmos_actor.bus.waits import held, under_way
 
 STATUS_PERIOD_S = 1.0
@@ -48,6 +54,10 @@ DECLARE_DEADLINE_S = 1.0
 """How long a worker waits until its loop has told the peers of a pause; one that does not turn must not hold it."""
 HEAD_DEADLINE_S = 20.0
 """How long an actor tries to reach its head before it gives up and says so."""
+HEAD_BACK_S = 30.0
+"""How long an actor goes on without a head that is gone, trying to reach its successor."""
+HEAD_DIAL_S, HEAD_PAUSE_S = 5.0, 0.2
+"""One attempt to reach it, and the pause before the next."""
 TURN_DEADLINE_S = 30.0
 """How long a setup leaves the processors to one that the job needs earlier."""
 LEAVE_DEADLINE_S = 60.0
@@ -57,7 +67,10 @@ CLOSE_DEADLINE_S = 3.0
 
 
 class HeadLost(BusError):
-    """The run's head is gone, so this actor ends."""
+    """The run's head is gone, so this actor ends. `final`: it said itself that the run is over, or that it has no place
+    for us."""
+
+    final = False
 
 
 class ActorRuntime:
@@ -65,7 +78,7 @@ class ActorRuntime:
 
     def __init__(self, bus: Bus, build_role: Callable[[Context], Role], settings: Any, seed: int, *, worker: Worker,
                  clock: ActorClock, weights: WeightSource | None = None,
-                 joined: bool = False, blocked_s: float = BLOCKED_S) -> None:
+                 joined: bool = False, blocked_s: float = BLOCKED_S, head_back_s: float = HEAD_BACK_S) -> None:
         self.bus = bus
         self.state = DIALLING
         self.context = Context(bus.identity, settings, seed=seed, clock=clock, worker=worker, weights=weights,
@@ -85,20 +98,37 @@ class ActorRuntime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving = 0
         self._head: Link
+        self._announce: Announce
+        self._head_address = ""
+        self._head_back_s = head_back_s
+        self._seeking = False
+        """Whether a successor of the head is looked for."""
         self._serve()
 
-    async def start(self, head_address: str, listen: str) -> Link:
-        """Return the link to the head once it knows this actor. `begin` is to follow."""
+    async def start(self, head_address: str, listen: str) -> None:
+        """Return once the head knows this actor. `begin` is to follow."""
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         address = await self.bus.start(listen)
-        self._head = await self.bus.connect(head_address, role="supervisor", deadline_s=HEAD_DEADLINE_S)
+        self._announce = Announce(address=address, pid=os.getpid(), python=sys.executable, host=socket.gethostname(),
+                                  joined=self._joined)
+        self._head_address = head_address
+        self._head = await self.bus.connect(head_address, role=REGISTRY, deadline_s=HEAD_DEADLINE_S)
         self.bus.on_link_down(self._link_down)
         self.state = STARTING
-        await self._head.call(Announce(
-            address=address, pid=os.getpid(), python=sys.executable, host=socket.gethostname(), joined=self._joined,
-        ), deadline_s=HEAD_DEADLINE_S)
+        await self.tell_head(self._announce, deadline_s=HEAD_DEADLINE_S)
         self._spawn(self._report())
-        return self._head
+
+    async def tell_head(self, message: Any, *, deadline_s: float) -> Any:
+        """Its answer; of the next head, if this one is lost before it gave one. Raises what the last attempt did."""
+        until = self._loop.time() + deadline_s
+        while True:
+            head = self._head
+            try:
+                return await head.call(message, deadline_s=max(0.001, until - self._loop.time()))
+            except BusError:
+                if self._loop.time() + HEAD_PAUSE_S > until or self.stopped.is_set():
+                    raise
+                await asyncio.sleep(HEAD_PAUSE_S)
 
     def begin(self) -> None:
         """Run the role's `setup` behind, and then serve."""
@@ -116,7 +146,7 @@ class ActorRuntime:
             return
         self.state = LEAVING
         try:
-            await self._head.call(Leaving(reason), deadline_s=5.0)
+            await self.tell_head(Leaving(reason), deadline_s=5.0)
             await asyncio.wait_for(self._idle(), LEAVE_DEADLINE_S)
         except (BusError, asyncio.TimeoutError):
             pass  # an unreachable head or an overlong answer must not keep an actor that wants to go
@@ -246,8 +276,37 @@ class ActorRuntime:
             await asyncio.sleep(0.1)
 
     def _link_down(self, link: Link, reason: str) -> None:
-        if link is self._head and self.state != LEAVING and not self.stopped.is_set():
-            self.end(HeadLost(f"the head of the run is gone: {reason}"))
+        if link is not self._head or self._seeking or self.state == LEAVING or self.stopped.is_set():
+            return
+        if reason.startswith(SAID_GOODBYE):
+            self._lose_head(reason, final=True)
+        else:
+            self._seeking = True
+            self._spawn(self._next_head(reason))
+
+    async def _next_head(self, reason: str) -> None:
+        """Back to the head's address until one answers there that takes us."""
+        until = self._loop.time() + self._head_back_s
+        while self._loop.time() < until and not self.stopped.is_set():
+            try:
+                if self._head.lost is not None:
+                    self._head = await self.bus.connect(self._head_address, role=REGISTRY, deadline_s=HEAD_DIAL_S)
+                await self._head.call(self._announce, deadline_s=HEAD_DIAL_S)
+                if self._head.lost is None:
+                    self._seeking = False
+                    self._publish_status()
+                    return
+            except BusError as error:
+                if isinstance(error, PeerRefused) and not error.reason.startswith(WRONG_SERVER_KEY):
+                    self._lose_head(error.reason, final=not error.reason.startswith(STALE))
+                    return
+            await asyncio.sleep(HEAD_PAUSE_S)
+        self._lose_head(reason, final=False)
+
+    def _lose_head(self, reason: str, *, final: bool) -> None:
+        lost = HeadLost(f"the head of the run is gone: {reason}")
+        lost.final = final
+        self.end(lost)
 
     def end(self, failure: BaseException | None = None) -> None:
         if self.failure is None and not self.stopped.is_set():

@@ -52,7 +52,10 @@ def handles(pid: int) -> bool:
     return bool(int(caught, 16) >> (STACKS_SIGNAL - 1) & 1)
 
 
-def own(path: Path) -> None:
-    """This process's stacks, appended to `path`."""
+def own(path: Path, title: str) -> None:
+    """This process's stacks, appended to `path` under a title. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
+        file.write(title)
+        file.flush()
         faulthandler.dump_traceback(file=file, all_threads=True)

@@ -136,6 +136,10 @@ class Supervisor:
         """Kill a child for a named reason; the restart policy decides what follows."""
         self._do(self._core.kill(actor, reason, self._clock()))
 
+    def forgive(self) -> None:
+        """Nobody could be heard for a while: no child's silence until now counts."""
+        self._core.forgive(self._clock())
+
     async def __aenter__(self) -> Supervisor:
         await self.start()
         return self

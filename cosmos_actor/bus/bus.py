@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SAID_GOODBYE = "it said goodbye"
+"""How the reason of a link begins whose peer has closed it."""
 TICKS_PER_HEARTBEAT = 4
 """Deadlines of peers are looked at this often, so that a loss is noticed at most a quarter heartbeat late."""
 
@@ -263,7 +265,7 @@ class Bus:
         self._leaving.discard(link)
         if link.lost is None:
             wire.send(seal_control(GOODBYE, ["goodbye"]))
-            self.link_over(link, f"it said goodbye: {reason}")
+            self.link_over(link, f"{SAID_GOODBYE}: {reason}")
 
     def wire_lost(self, link: Link) -> None:
         """No answer to a goodbye will come any more, and whoever asked is told."""

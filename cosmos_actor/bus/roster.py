@@ -13,6 +13,9 @@ from typing import Any, Optional, Tuple
 from .handshake import Introduction
 from .identity import Identity
 
+STALE = "stale incarnation"
+"""How the refusal of a life that was given up begins."""
+
 REMEMBERED = 10_000
 """Dead incarnations and sessions kept in mind; a job that restarts every second for hours must not fill the memory."""
 
@@ -37,7 +40,7 @@ class Roster:
         """Why somebody who dials us may not come in; `known` is the live link to that actor, or None."""
         reason = self._gone.get((theirs.actor, theirs.incarnation)) or self._over.get(theirs.session)
         if reason is not None:
-            return f"stale incarnation {theirs.incarnation[:8]} of {theirs.actor}: {reason}"
+            return f"{STALE} {theirs.incarnation[:8]} of {theirs.actor}: {reason}"
         if known is None or known.session == theirs.session or known.peer.incarnation != theirs.incarnation:
             return None
         if known.dialled and self._own.actor < theirs.actor:

@@ -6,10 +6,12 @@ messages and never notice a dead host.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import resource
+import socket as sockets
 import uuid
-from typing import IO, Any, Optional
+from typing import IO, Any, Optional, Tuple
 
 import zmq
 
@@ -28,6 +30,9 @@ HEARTBEAT_TIMEOUT_MS = 4000
 
 HANDSHAKE_MS = 3000
 """Who accepts TCP and says nothing is given up in time to tell the user within 5 s."""
+
+RESERVED_BACKLOG = 1024
+"""Diallers that may wait at a reserved address while nobody serves it."""
 
 BULK_SEND_QUEUE_CHUNKS = 64
 """An asker that takes nothing holds this many chunks of ours at most; it asks again for what found no room."""
@@ -120,18 +125,56 @@ def make_monitor(socket: Any, events: int) -> Any:
     return monitor
 
 
-def bind(socket: Any, address: str) -> str:
-    """Bind and return the address with its real port. AddressInUse, or BusError for an address that cannot be bound."""
-    host = address.split("://", 1)[-1].rsplit(":", 1)[0]
-    if address.startswith("tcp://") and host in ("*", "0.0.0.0", "[::]"):
-        raise BusError(f"{address}: name the interface's address, others must be able to dial it", setting="listen")
+def bind(socket: Any, address: str, listener: Optional[int] = None) -> str:
+    """Bind and return the address with its real port. AddressInUse, or BusError for an address that cannot be bound.
+
+    `listener`: the descriptor of a socket that listens there already, see `reserve`.
+    """
+    _check_interface(address)
+    if listener is not None:
+        socket.setsockopt(zmq.USE_FD, listener)
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
-        if error.errno == zmq.EADDRINUSE:
-            raise AddressInUse(f"{address} is in use: choose another port, or 0 for any", setting="listen") from None
-        raise BusError(f"can not listen at {address}: {error.strerror}", setting="listen") from None
+        raise _no_listener(address, error) from None
     return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[no-any-return]
+
+
+def reserve(address: str) -> Tuple[sockets.socket, str]:
+    """A socket that listens at ``tcp://HOST:PORT``, for `bind` in another process, and the address with its real port.
+
+    While it is open nobody else gets the port, and who dials waits for whoever serves it next. Raises as `bind` does.
+    """
+    _check_interface(address)
+    host, _, port = address.partition("://")[2].rpartition(":")
+    try:
+        family, kind, protocol, _, where = sockets.getaddrinfo(
+            host.strip("[]"), int(port), type=sockets.SOCK_STREAM, flags=sockets.AI_PASSIVE)[0]
+        listener = sockets.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+            listener.setblocking(False)
+            listener.bind(where)
+            listener.listen(RESERVED_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise _no_listener(address, error) from None
+    name, number = listener.getsockname()[:2]
+    return listener, f"tcp://[{name}]:{number}" if family == sockets.AF_INET6 else f"tcp://{name}:{number}"
+
+
+def _check_interface(address: str) -> None:
+    host = address.split("://", 1)[-1].rsplit(":", 1)[0]
+    if address.startswith("tcp://") and host in ("*", "0.0.0.0", "[::]"):
+        raise BusError(f"{address}: name the interface's address, others must be able to dial it", setting="listen")
+
+
+def _no_listener(address: str, error: Any) -> BusError:
+    if error.errno == errno.EADDRINUSE:
+        return AddressInUse(f"{address} is in use: choose another port, or 0 for any", setting="listen")
+    return BusError(f"can not listen at {address}: {error.strerror}", setting="listen")
 
 
 def own_ipc_path(address: str) -> Optional[IO[str]]:

@@ -193,8 +193,10 @@ class ZmqTransport:
 
     between_processes = True
 
-    def __init__(self, *, insecure: bool = False) -> None:
+    def __init__(self, *, insecure: bool = False, listener: Optional[int] = None) -> None:
+        """`listener`: the descriptor of a socket that listens at our address already, see `socket.reserve`."""
         self._insecure = insecure
+        self._listener = listener
         self.counter = itertools.count(1)
         self.unique = uuid.uuid4().hex
         self.dialled: Dict[str, DialledWire] = {}
@@ -220,7 +222,7 @@ class ZmqTransport:
         self._owner = owner
         self._router = make_router(self.context, self.keys, self.limits.max_frame_bytes)
         self._ipc_lock = own_ipc_path(address)
-        bound = bind(self._router, address)
+        bound = bind(self._router, address, self._listener)
         self._router_reader = Readable(self._router, self._accept, self.limits.drain_messages)
         return bound
 

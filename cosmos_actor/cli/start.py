@@ -32,6 +32,9 @@ def command(
         help="This host's address, at which the job's other actors reach it; left out, the one from which the head is "
         "reached.")] = "",
     name: Annotated[str, typer.Option(help="The actor's name in the run; left out, ROLE-HOST-PID.")] = "",
+    rejoin: Annotated[float, typer.Option(
+        metavar="SECONDS", min=0, help="How long to try to join again, as a new life, when the run can not be reached "
+        "any more; 0: end then.")] = 300.0,
 ) -> int:
     """Join a running job with one more actor. Ctrl-C lets it finish what it holds and leave; nothing is lost."""
     if role not in JOINING_ROLES:
@@ -46,7 +49,7 @@ def command(
     name = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     typer.echo(f"{name}: joining {address}; Ctrl-C lets it finish what it holds and leave", err=True)
     return run(role, name, address, key_file, listen=f"tcp://{host or own_host_towards(address)}:0",
-               incarnation=new_incarnation(), run_dir=None, joined=True)
+               incarnation=new_incarnation(), run_dir=None, joined=True, rejoin_s=rejoin)
 
 
 def valid_address(text: str, flag: str, *, first_port: int = 1) -> str:

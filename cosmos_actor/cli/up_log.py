@@ -11,7 +11,7 @@ from pathlib import Path
 LOGGER = "cosmos_actor"
 SHOWN_AT_MOST = 20
 """Different warnings on the display of one run. A stranger that knocks for ever must not scroll the run away."""
-OWN_NAME = re.compile(r"^supervisor-0/[^ ]*: ")
+OWN_NAME = re.compile(r"^registry-0/[^ ]*: ")
 INCARNATION = re.compile(r"(?<=[\w-])/(\d+-)?[0-9a-f]{16,}")
 
 

@@ -15,22 +15,20 @@ from pathlib import Path
 from cosmos_actor import death
 from cosmos_actor.actors import event_loop, log_stream, stacks
 from cosmos_actor.actors.context import SystemClock
-from cosmos_actor.actors.disk import refusal
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.messages import READY
 from cosmos_actor.actors.run_directory import RunPaths
-from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
+from cosmos_actor.actors.runtime import ActorRuntime
 from cosmos_actor.actors.worker import ThreadWorker
-from cosmos_actor.bus import BusError, Identity, KeyFileError, KeyRing, PeerRefused, new_incarnation
-from cosmos_actor.bus.errors import DescriptorLimit
+from cosmos_actor.bus import Identity, KeyRing, PeerRefused, new_incarnation
 from cosmos_actor.bus.handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY
 from cosmos_actor.job.assembly import ask_settings, make_bus, weight_source
+from cosmos_actor.job.last_line import exit_code_of
+from cosmos_actor.job.rejoin import live
 from cosmos_actor.job.roles import CONTROLLER, ROLE_CLASSES, build_role
 from cosmos_actor.recipes.resolved import load_resolved
 from cosmos_actor.recipes.settings import RunSettings
 
-MISTAKES = (UserError, KeyFileError, DescriptorLimit)
-"""What a person can put right, and no further life would."""
 LINKED_WITHIN_S = 20.0
 """A joined actor that the controller has not reached by then says so: most often its address is the wrong one."""
 LOOK_S = 0.1
@@ -46,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation: str, run_dir: Path | None,
-        joined: bool = False) -> int:
-    """Live one actor's life. Whatever ends it is one line on stderr, last in its log."""
-    try:
+        joined: bool = False, rejoin_s: float = 0.0) -> int:
+    """Live one actor's life, or several if it joined by itself and may join again for `rejoin_s`; the exit code."""
+    def life() -> int:
         keys = KeyRing.load(key)
         if keys.role != role:
             raise UserError(f"{key} is the key of role {keys.role}, not of {role}", setting="--key")
@@ -59,16 +57,10 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
             return _follow(settings)
         if role == CONTROLLER:
             return _control(identity, keys, settings, head, listen, run_dir)
-        return event_loop.run(_serve(identity, keys, settings, head, listen, joined))
-    except (UserError, BusError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, MISTAKES) else 1
-    except OSError as error:
-        refused = refusal(error)
-        if refused is None:
-            raise
-        print(f"error: {refused}", file=sys.stderr, flush=True)
-        return 2
+        return live(lambda life: event_loop.run(_serve(life, keys, settings, head, listen, joined)), identity,
+                    rejoin_s)
+
+    return exit_code_of(life)
 
 
 def _of_head(identity: Identity, keys: KeyRing, head: str, key: Path) -> RunSettings:
@@ -115,9 +107,6 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
     telling = asyncio.get_running_loop().create_task(_tell_when_joined(runtime)) if joined else None
     try:
         await runtime.until_stopped()
-    except (UserError, HeadLost) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, MISTAKES) else 1
     finally:
         if telling is not None:
             telling.cancel()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cosmos_actor.actors.context import WeightSource
-from cosmos_actor.actors.messages import AskSettings
+from cosmos_actor.actors.messages import REGISTRY, AskSettings
 from cosmos_actor.bus import Bus, Identity, KeyRing, Limits, MemoryNetwork, MemoryTransport, ZmqTransport
 from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.bus.faults import Faults, FaultyTransport
@@ -21,9 +21,10 @@ PATIENT_S = 1e9
 """Inproc nobody is ever lost: the one thread may sit in a debugger for as long as it likes."""
 
 
-def make_bus(identity: Identity, keys: KeyRing, settings: RunSettings, *, resolve_bulk: bool = True) -> Bus:
-    """The bus of one process. To be made and used on one event loop."""
-    return Bus(identity, faulty(ZmqTransport(), settings), keys, limits=bus_limits(settings),
+def make_bus(identity: Identity, keys: KeyRing, settings: RunSettings, *, resolve_bulk: bool = True,
+             listener: int | None = None) -> Bus:
+    """The bus of one process. To be made and used on one event loop. `listener`: see `bus.socket.reserve`."""
+    return Bus(identity, faulty(ZmqTransport(listener=listener), settings), keys, limits=bus_limits(settings),
                resolve_bulk=resolve_bulk, bulk=bulk_settings(settings))
 
 
@@ -65,7 +66,7 @@ async def _ask(identity: Identity, keys: KeyRing, head: str) -> Any:
     bus = Bus(replace(identity, actor=f"{identity.actor}?"), ZmqTransport(), keys)
     await bus.start(None)
     try:
-        link = await bus.connect(head, role="supervisor", deadline_s=ASK_DEADLINE_S)
+        link = await bus.connect(head, role=REGISTRY, deadline_s=ASK_DEADLINE_S)
         return (await link.call(AskSettings(), deadline_s=ASK_DEADLINE_S)).settings
     finally:
         await bus.close(drain_s=0.5)

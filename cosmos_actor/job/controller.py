@@ -21,7 +21,7 @@ from cosmos_actor.actors.role import Role
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
 from cosmos_actor.actors.worker import ThreadWorker
-from cosmos_actor.bus import Bus, Link, RemoteError
+from cosmos_actor.bus import Bus, RemoteError
 from cosmos_actor.job.intake import ShortSample
 from cosmos_actor.job.job import Job, StopAsked
 from cosmos_actor.job.journal import Journal
@@ -39,7 +39,8 @@ MOST_REWINDS = 10
 """Rewinds in a row that bring the job no step further. A fault that every life meets must end the job, not spin it."""
 MISTAKES = frozenset(kind.__name__ for kind in (UserError, CheckpointError, *UserError.__subclasses__()))
 """What a role raises for something that a person can put right, by the name under which it comes over the bus."""
-LAST_WORD_DEADLINE_S = 5.0
+LAST_WORD_DEADLINE_S = 15.0
+"""Time enough for a head that is just being restarted."""
 DRAIN_SIGNAL = signal.SIGUSR1
 """Finish and save the step in hand, then end. SIGTERM ends the controller at once: the latest checkpoint is whole."""
 
@@ -115,10 +116,10 @@ class ControllerProcess:
         """0 once the head knows how the job ended, well or not. A controller that is killed is started again."""
         asked: list[str] = []
         signal.signal(DRAIN_SIGNAL, lambda number, frame: asked.append("asked to stop"))
-        job, runtime, head = self._wait(self._open(head_address, listen))
+        job, runtime = self._wait(self._open(head_address, listen))
         job.stop_asked = asked
         last_word = self._run_recipe(job)
-        self._wait(self._say(head, last_word))
+        self._wait(runtime.tell_head(last_word, deadline_s=LAST_WORD_DEADLINE_S))
         self._wait(runtime.close())
         return 0
 
@@ -131,7 +132,7 @@ class ControllerProcess:
             traceback.print_exc()
             return JobFinished(FAILED, f"{type(failure).__name__}: {failure}", 1)
 
-    async def _open(self, head_address: str, listen: str) -> tuple[Job, ActorRuntime, Link]:
+    async def _open(self, head_address: str, listen: str) -> tuple[Job, ActorRuntime]:
         bus = self._make_bus()
         job = make_job(bus, self._settings, self._driver, self._paths, self._clock)
         runtime = ActorRuntime(bus, build_controller, self._settings, self._settings.run.seed,
@@ -139,13 +140,10 @@ class ControllerProcess:
                                blocked_s=self._settings.supervisor.stuck_s)
         job.waiting = partial(runtime.context.waiting, on="")
         runtime.questions = job.fleet.questions
-        head = await runtime.start(head_address, listen)
+        await runtime.start(head_address, listen)
         runtime.begin()
         self._driver.start(job.watch(runtime))
-        return job, runtime, head
-
-    async def _say(self, head: Link, last_word: JobFinished) -> None:
-        await head.call(last_word, deadline_s=LAST_WORD_DEADLINE_S)
+        return job, runtime
 
     def _wait(self, coroutine: Any) -> Any:
         return self._driver.start(coroutine).result(timeout=60.0)

@@ -17,6 +17,7 @@ from typing import Any
 from cosmos_actor.actors.context import Context, SystemClock
 from cosmos_actor.actors.handle import InlineDriver
 from cosmos_actor.actors.head import Head
+from cosmos_actor.actors.messages import REGISTRY
 from cosmos_actor.actors.role import Role
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.runtime import ActorRuntime
@@ -26,7 +27,7 @@ from cosmos_actor.job.assembly import PATIENT_S, inproc_bus, weight_source
 from cosmos_actor.job.controller import build_controller, make_job, run_recipe
 from cosmos_actor.job.job import Job
 from cosmos_actor.job.launch import Observer, Outcome, hang_up
-from cosmos_actor.job.roles import CONTROLLER, SUPERVISOR, build_role
+from cosmos_actor.job.roles import CONTROLLER, build_role
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
 
@@ -99,7 +100,7 @@ class InprocCluster:
     async def open(self) -> Job:
         """Start everybody; the job that the recipe runs."""
         settings = self._settings
-        bus = inproc_bus(self._identity(SUPERVISOR, f"{SUPERVISOR}-0"), self._network, settings)
+        bus = inproc_bus(self._identity(REGISTRY, f"{REGISTRY}-0"), self._network, settings)
         self._head = Head(bus, settings.model_dump(mode="json"), settings.run.seed, clock=time.time)
         address = await self._head.start("memory://head")
         for placed in plan(settings).actors:

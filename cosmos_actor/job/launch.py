@@ -1,12 +1,12 @@
-"""Start a job and see it to its end: head, supervisor and one process per actor, or everything in this process."""
+"""Start a job and see it to its end: supervisor, registry and one process per actor, or everything in this process."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,25 +15,25 @@ from cosmos_actor.actors.child_spec import ChildSpec
 from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.errors import UserError
-from cosmos_actor.actors.head import Head
-from cosmos_actor.actors.json_lines import ForgivingWriter
-from cosmos_actor.actors.messages import READY, ActorStatus, JobFinished
+from cosmos_actor.actors.messages import READY, REGISTRY, SUPERVISOR, Heard, JobFinished, KillStuck
 from cosmos_actor.actors.placement import PlacedActor
 from cosmos_actor.actors.restart_policy import Outcome as LifeOutcome
 from cosmos_actor.actors.restart_policy import Restart, Strategy
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.supervisor import Supervisor
 from cosmos_actor.bus import Identity, KeyFileError, KeyRing, make_run_keys, new_incarnation
+from cosmos_actor.bus.socket import reserve
 from cosmos_actor.job.assembly import make_bus
 from cosmos_actor.job.controller import DRAIN_SIGNAL
-from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES, SUPERVISOR
-from cosmos_actor.job.sentinel import Sentinel
+from cosmos_actor.job.last_line import MISTAKE
+from cosmos_actor.job.registry_link import RegistryLink
+from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES
 from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
 
-STATUS_PERIOD_S = 1.0
-"""Period of status.json."""
+log = logging.getLogger(__name__)
+
 MUTE_S = 3.0
 """A stop waits so long for a role that is found to be silent, all actors of it; then the step in hand never ends."""
 MUTE_LOOK_S = 0.25
@@ -45,8 +45,6 @@ COMPUTE_ENV = {
     "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0",
 }
 """Environment of every actor, unless its section's `env` says otherwise."""
-MISTAKE = 2
-"""Exit code of an actor that met a mistake which a person can put right: a restart would meet it again."""
 
 
 def hang_up() -> tuple[signal.Signals, ...]:
@@ -105,49 +103,47 @@ class Launch:
         self._verdict: Outcome | None = None
         self._starts = Starts()
         self._stopping: asyncio.Task[Any] | None = None
-        identity = Identity(directory.run_id, SUPERVISOR, f"{SUPERVISOR}-0", new_incarnation())
-        bus = make_bus(identity, KeyRing.load(keys[SUPERVISOR]), settings)
-        self._head = Head(
-            bus, settings.model_dump(mode="json"), settings.run.seed, status_path=directory.root / "status.json",
-            events=ForgivingWriter(directory.writer(directory.events), observer.notice), clock=time.time,
-            on_ready=self._ready, on_status=self._status,
-            on_finished=self._finished)
         self._supervisor: Supervisor
-        self._sentinel: Sentinel
+        self._registry: RegistryLink
 
     async def run(self) -> Outcome:
-        try:
-            address = await self._head.start(self._listen)
-            return await self._supervise(address)
-        finally:
-            await self._head.stop_joined("the run is over")
-            await self._head.bus.close(drain_s=1.0)
+        """The address is this process's own, so that it stays the run's while one registry follows another."""
+        listener, address = reserve(self._listen)
+        with listener:
+            return await self._supervise(address, listener.fileno())
 
-    async def _supervise(self, address: str) -> Outcome:
+    async def _supervise(self, address: str, listener: int) -> Outcome:
         limits = self._settings.supervisor
         self._supervisor = Supervisor(
-            self._specs(address), run_directory=self._directory, strategy=Strategy(limits.strategy),
+            self._specs(address, listener), run_directory=self._directory, strategy=Strategy(limits.strategy),
             limits=limits.limits(), on_event=self._on_event, on_trouble=self._observer.notice)
-        self._sentinel = Sentinel(
-            self._head, self._directory, self._supervisor.children, limits, self._supervisor.kill,
-            ForgivingWriter(self._directory.writer(self._directory.events), self._observer.notice))
-        tasks = [asyncio.get_running_loop().create_task(work) for work in (self._keep_status(), self._sentinel.run())]
+        identity = Identity(self._directory.run_id, SUPERVISOR, f"{SUPERVISOR}-0", new_incarnation())
+        bus = make_bus(identity, KeyRing.load(self._keys[SUPERVISOR]), self._settings, resolve_bulk=False)
+        self._registry = RegistryLink(bus, address, self, self._supervisor.children, self._directory.supervisor_stacks)
         self._listen_to_signals()
         try:
+            await self._registry.start()
             await self._supervisor.start()
             end = await self._supervisor.wait()
         finally:
-            for task in tasks:
-                task.cancel()
+            await self._registry.close()
         return self._outcome(end.kind, end.reason)
 
     # ---- what runs
 
-    def _specs(self, head: str) -> list[ChildSpec]:
-        """The controller first, so that it is stopped last; nobody waits for another to start."""
+    def _specs(self, head: str, listener: int) -> list[ChildSpec]:
+        """Registry and controller first, so that they are stopped last; nobody waits for another to start."""
         controller = PlacedActor(
             role=CONTROLLER, index=0, python=sys.executable, devices=(), ranks=1, threads=1, process=-1)
-        return [self._spec(placed, head) for placed in (controller, *plan(self._settings).actors)]
+        return [self._registry_spec(head, listener),
+                *(self._spec(placed, head) for placed in (controller, *plan(self._settings).actors))]
+
+    def _registry_spec(self, address: str, listener: int) -> ChildSpec:
+        command = (sys.executable, "-m", "cosmos_actor.job.registry", "--listen", address, "--listener", str(listener),
+                   "--key", str(self._keys[REGISTRY]), "--run-dir", str(self._directory.root))
+        limits = self._settings.supervisor
+        return ChildSpec(actor=f"{REGISTRY}-0", role=REGISTRY, command=command, pass_fds=(listener,), after=(),
+                         start_s=limits.start_s, shutdown_s=limits.shutdown_s)
 
     def _spec(self, placed: PlacedActor, head: str) -> ChildSpec:
         limits, controls = self._settings.supervisor, placed.role == CONTROLLER
@@ -166,26 +162,42 @@ class Launch:
             return command
         return (placed.python, "-m", "cosmos_actor.actors.launch", "--ranks", str(placed.ranks), "--", *command)
 
-    # ---- what happens
+    # ---- what the registry says
 
-    def _ready(self, actor: str, incarnation: str) -> None:
-        self._supervisor.mark_ready(actor, incarnation)
+    def heard(self, word: Heard) -> None:
+        """A life announced itself, or gave its status."""
+        self._supervisor.mark_ready(word.actor, word.incarnation)
+        if word.state == READY:
+            self._starts.served(word.actor, word.incarnation)
+        self._supervisor.heartbeat(word.actor, word.incarnation, progress=word.progress, busy_s=word.busy_s)
 
-    def _status(self, actor: str, incarnation: str, status: ActorStatus) -> None:
-        if status.state == READY:
-            self._starts.served(actor, incarnation)
-        progress = f"{status.busy_label or status.state} {status.progress}"
-        pause = status.statistics.get("pause", {})
-        self._supervisor.heartbeat(actor, incarnation, progress=progress, busy_s=pause.get("left_s", 0.0))
+    def kill(self, order: KillStuck) -> None:
+        """The settings say that what is stuck is killed; a later life of it is not."""
+        if any(child["incarnation"] == order.incarnation for child in self._supervisor.children()):
+            self._supervisor.kill(order.actor, order.reason)
 
-    def _finished(self, last_word: JobFinished) -> None:
+    def finished(self, last_word: JobFinished) -> None:
         self._last_word = last_word
 
+    def warned(self, text: str) -> None:
+        log.warning("%s", text)
+
+    def without_registry(self, reason: str, tried: bool) -> None:
+        """Nobody is heard then, which is nobody's fault; a registry that lives and takes no link is."""
+        self._supervisor.forgive()
+        registry = next(child for child in self._supervisor.children() if child["role"] == REGISTRY)
+        if tried and registry["state"] == State.READY.value:
+            self._supervisor.kill(registry["actor"], f"stuck: it takes no link: {reason}")
+
+    # ---- what happens
+
     def _on_event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "stopping":
+            self._registry.run_over("the run is over")
         if event["event"] != "exited":
             return
         actor, incarnation, reason = event["actor"], event["incarnation"], event["reason"]
-        self._head.exited(actor, incarnation, reason)
+        self._registry.exited(incarnation, reason)
         if event["outcome"] != LifeOutcome.ABNORMAL.value:
             return
         if event["exit_code"] == MISTAKE:
@@ -198,18 +210,6 @@ class Launch:
         if self._verdict is None:
             self._verdict = Outcome(exit_code, reason)
             self._stop(reason)
-
-    async def _keep_status(self) -> None:
-        writable = True
-        while True:
-            try:
-                self._head.write_status(self._sentinel.more())
-                writable = True
-            except OSError as error:  # the run itself may go on; the disk may be free again later
-                if writable:
-                    self._observer.notice(f"status.json can not be written: {error.strerror}")
-                writable = False
-            await asyncio.sleep(STATUS_PERIOD_S)
 
     # ---- the end
 
@@ -234,7 +234,7 @@ class Launch:
         until = loop.time() + self._settings.supervisor.drain_s
         while loop.time() < until:
             await asyncio.sleep(MUTE_LOOK_S)
-            mute = self._sentinel.mute_role(MUTE_S)
+            mute = await self._registry.mute_role(MUTE_S)
             if mute and self._last_word is None:  # a controller that is through leaves before its process ends
                 reason = f"no actor of role {mute} answers, so the step in hand can not be finished"
                 break

@@ -6,6 +6,7 @@ from typing import Any
 
 from cosmos_actor.actors.context import Context
 from cosmos_actor.actors.loading import load_object
+from cosmos_actor.actors.messages import REGISTRY, SUPERVISOR
 from cosmos_actor.actors.role import Role
 
 ROLE_CLASSES = {
@@ -17,10 +18,9 @@ ROLE_CLASSES = {
     "policy": "cosmos_actor.roles.policy:PolicyRole",
 }
 CONTROLLER = "controller"
-SUPERVISOR = "supervisor"
 STATEFUL = frozenset({"policy", "replay_buffer"})
 """Roles whose death rewinds the job; a test compares it with the classes."""
-KEYED_ROLES = (SUPERVISOR, CONTROLLER, *ROLE_CLASSES)
+KEYED_ROLES = (SUPERVISOR, REGISTRY, CONTROLLER, *ROLE_CLASSES)
 """Every role of a run has its own key pair."""
 
 

@@ -18,7 +18,7 @@ from cosmos_actor.actors import stacks
 from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.head import Head
 from cosmos_actor.actors.processes import process_state, with_processes
-from cosmos_actor.actors.run_directory import RunDirectory
+from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.wait_graph import graph_of, one_line
 from cosmos_actor.actors.watch import SILENT, Finding, GoesOn, KillStuck, Standstill, Stuck, Watch, sight_of
 
@@ -35,15 +35,17 @@ Children = Callable[[], list[dict[str, Any]]]
 class Sentinel:
     """Shell around `Watch`: looks, reports, asks for stacks. It decides nothing."""
 
-    def __init__(self, head: Head, directory: RunDirectory, children: Children, limits: Any,
-                 kill: Callable[[str, str], None], events: Any) -> None:
-        """`limits`: the section [supervisor]. `kill(actor, reason)` ends a child of the supervisor; `events` has
-        `append(record)`."""
+    def __init__(self, head: Head, directory: RunPaths, children: Children, limits: Any,
+                 kill: Callable[[str, str, str], None], events: Any,
+                 dump_supervisor: Callable[[str], None] = lambda title: None) -> None:
+        """`limits`: the section [supervisor]. `kill(actor, incarnation, reason)` ends a child of the supervisor;
+        `events` has `append(record)`. `dump_supervisor(title)` has the supervisor write its own stacks."""
         self._head, self._directory, self._children, self._kill = head, directory, children, kill
         self._stuck_s = limits.stuck_s
         self._watch = Watch(time.monotonic(), stuck_s=limits.stuck_s, endless_s=limits.heartbeat_s,
                             no_progress_s=limits.no_progress_s, kill=limits.on_stuck == "kill")
         self._events = events
+        self._dump_supervisor = dump_supervisor
         self._looked_at = time.monotonic()
 
     async def run(self) -> None:
@@ -89,9 +91,9 @@ class Sentinel:
                             reason=reason + (self._process_of(actor) if kind == SILENT else ""))
             case GoesOn(actor, incarnation, after_s):
                 self._event("goes_on", actor=actor, incarnation=incarnation, after_s=round(after_s, 2))
-            case KillStuck(actor, _, reason):
+            case KillStuck(actor, incarnation, reason):
                 if any(child["actor"] == actor for child in self._children()):
-                    self._kill(actor, reason)
+                    self._kill(actor, incarnation, reason)
             case Standstill(for_s):
                 why = one_line(graph_of(with_processes(self.facts())))
                 files = await self._dump(f"nothing got done for {for_s:.0f} s: {why}")
@@ -100,19 +102,22 @@ class Sentinel:
     async def _dump(self, reason: str) -> list[str]:
         """The stacks of every process of this host, each in a file of its own; the files, relative to the run."""
         title = f"\n==== {time.strftime('%Y-%m-%d %H:%M:%S')} {reason} ====\n"
-        own = self._directory.logs / "supervisor.stacks.txt"
-        alive = {self._directory.stacks(child["actor"], child["incarnation"]): child["incarnation"]
+        alive = {child["incarnation"]: self._directory.stacks(child["actor"], child["incarnation"])
                  for child in self._children() if child["incarnation"] and child["pid"]}
+        own = alive.pop(self._head.bus.identity.incarnation, None)
+        self._dump_supervisor(title)
         try:
-            for file in (own, *alive):
+            for file in alive.values():
                 _append(file, title)
-            stacks.own(own)
+            if own is not None:
+                stacks.own(own, title)
         except OSError:
             return []  # a full disk may well be why nothing gets done
-        for incarnation in alive.values():
+        for incarnation in alive:
             await asyncio.to_thread(stacks.ask, incarnation)
         await asyncio.sleep(DUMP_S)
-        return [str(file.relative_to(self._directory.root)) for file in (own, *alive)]
+        files = (self._directory.supervisor_stacks, *([] if own is None else [own]), *alive.values())
+        return [str(file.relative_to(self._directory.root)) for file in files]
 
     def _process_of(self, actor: str) -> str:
         member = self._head.registry.member(actor)

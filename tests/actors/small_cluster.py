@@ -27,6 +27,9 @@ class Answer:
     actor: str
 
 
+HEAD = "memory://head"
+
+
 class EchoRole(Role):
     """Answers with its name; `gate` holds every answer back until it is set."""
 
@@ -52,7 +55,8 @@ class SmallCluster:
 
     def __init__(self, *, stateful: frozenset[str] = frozenset(), max_in_flight: int = 2, **fleet: Any) -> None:
         self.network = MemoryNetwork()
-        self.head = Head(self._bus("supervisor", "supervisor-0"), {"run": {"seed": 7}}, 7)
+        self.journal: list[Any] = []
+        self.head = self._head()
         self.bus = self._bus("controller", "controller-0")
         self.fleet = Fleet(self.bus, stateful=stateful, max_in_flight=max_in_flight, clock=SystemClock(),
                            **fleet)
@@ -61,20 +65,31 @@ class SmallCluster:
         """What the roles of actors that are added from now on see."""
 
     async def open(self) -> SmallCluster:
-        await self.head.start("memory://head")
+        await self.head.start(HEAD)
         await self.bus.start("memory://controller")
-        await self.bus.connect("memory://head", role="supervisor")
+        await self.bus.connect(HEAD, role="registry")
         return self
+
+    def kill_head(self) -> None:
+        """No goodbye: its wires break, nobody listens at its address."""
+        bus = self.head.bus
+        bus._ticker.cancel()
+        bus.transport.close(0)
+
+    async def next_head(self, *, return_s: float = 10.0) -> None:
+        """One that knows the journal of the one before."""
+        self.head = self._head(known=list(self.journal), return_s=return_s)
+        await self.head.start(HEAD)
 
     async def add(
         self, actor: str, role: Callable[[Context], Role] = EchoRole, *, joined: bool = False,
-        worker: Worker | None = None, blocked_s: float = 2.5,
+        worker: Worker | None = None, blocked_s: float = 2.5, head_back_s: float = 30.0,
     ) -> ActorRuntime:
         """A new incarnation of `actor`, announced, its setup begun."""
         bus = self._bus(actor.rpartition("-")[0], actor)
         runtime = ActorRuntime(bus, role, self.settings, 7, worker=worker or InlineWorker(), clock=SystemClock(),
-                               joined=joined, blocked_s=blocked_s)
-        await runtime.start("memory://head", f"memory://{actor}/{bus.identity.incarnation}")
+                               joined=joined, blocked_s=blocked_s, head_back_s=head_back_s)
+        await runtime.start(HEAD, f"memory://{actor}/{bus.identity.incarnation}")
         runtime.begin()
         self.actors[actor] = runtime
         return runtime
@@ -92,6 +107,10 @@ class SmallCluster:
             await runtime.close()
         await self.bus.close(drain_s=0.1)
         await self.head.bus.close(drain_s=0.1)
+
+    def _head(self, **options: Any) -> Head:
+        return Head(self._bus("registry", "registry-0"), {"run": {"seed": 7}}, 7, journal=self.journal.append,
+                    **options)
 
     def _bus(self, role: str, actor: str) -> Bus:
         return Bus(Identity("run", role, actor, new_incarnation()), MemoryTransport(self.network), None)

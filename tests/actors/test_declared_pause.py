@@ -23,9 +23,9 @@ HOLD_S = 2 * LIMITS.lost_after_s
 
 async def ask_one_that_holds(popen, folder: Path, how: str) -> int:
     """The answer's number, over a head and a link of their own."""
-    make_run_keys(folder, "run", ("supervisor", "rollout"))
+    make_run_keys(folder, "run", ("registry", "rollout"))
     keys = KeyRing.load(folder / "supervisor.key")
-    head = Head(Bus(Identity("run", "supervisor", "supervisor-0", "1"), ZmqTransport(), keys, limits=LIMITS), {}, 0)
+    head = Head(Bus(Identity("run", "registry", "registry-0", "1"), ZmqTransport(), keys, limits=LIMITS), {}, 0)
     address = await head.start("tcp://127.0.0.1:0")
     try:
         popen([sys.executable, "-m", "tests.actors.programs.holding_actor", str(folder / "rollout.key"), address,

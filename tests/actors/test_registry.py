@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cosmos_actor.actors.messages import Announce
 from cosmos_actor.actors.registry import DEPARTED_KEPT, Registry
 from cosmos_actor.bus.identity import Identity
@@ -52,3 +57,32 @@ def test_departures_are_kept_up_to_a_bound_newest_last():
         registry.departed("rollout-0", str(number), "gone")
     departed = registry.membership().departed
     assert len(departed) == DEPARTED_KEPT and list(departed)[-1] == str(DEPARTED_KEPT + 2)
+
+
+CHANGES = st.lists(st.tuples(
+    st.sampled_from(["announce", "ready", "leaving", "departed"]), st.sampled_from(["echo-0", "echo-1"]),
+    st.sampled_from(["1", "2", "3"])), max_size=30)
+
+
+@given(CHANGES)
+def test_what_was_noted_gives_the_same_table_again(changes: list[tuple[str, str, str]]):
+    noted: list[Any] = [{"supervisor": "1:2:3"}]
+    registry = Registry(noted.append)
+    for change, actor, incarnation in changes:
+        if change == "announce":
+            registry.announce(identity(actor, incarnation), announce(joined=incarnation == "2"))
+        elif change == "departed":
+            registry.departed(actor, incarnation, f"gone {incarnation}")
+        else:
+            getattr(registry, change)(actor, incarnation)
+    again = Registry()
+    gone = again.replay(noted)
+    assert sorted(again.membership().members, key=str) == sorted(registry.membership().members, key=str)
+    assert again.membership().departed == registry.membership().departed
+    assert {incarnation for _, incarnation, _ in gone} == set(registry.membership().departed)
+
+
+def test_a_record_that_says_nothing_is_passed_over():
+    again = Registry()
+    good = {"gone": "1", "actor": "echo-0", "reason": "killed"}
+    assert again.replay([{}, {"here": {"actor": "x"}}, {"here": 3}, {"gone": "2"}, good]) == [("echo-0", "1", "killed")]

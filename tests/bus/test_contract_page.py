@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "contract"
-LETTERS = {"work": "W", "call": "C", "event": "E", "state": "S", "peers": "P", "bytes": "B", "ends": "Z"}
+LETTERS = {"work": "W", "call": "C", "event": "E", "state": "S", "peers": "P", "bytes": "B", "ends": "Z",
+           "registry": "R"}
 
 
 @pytest.mark.skipif(not PAGES.exists(), reason="the docs are not beside these tests")

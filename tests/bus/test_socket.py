@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 import zmq
 
 import cosmos_actor
-from cosmos_actor.bus import BusError, DescriptorLimit, Limits
+from cosmos_actor.bus import AddressInUse, BusError, DescriptorLimit, Limits
 from cosmos_actor.bus import socket as sockets
 
 BUS = Path(cosmos_actor.__file__).parent / "bus"
@@ -59,6 +60,34 @@ def test_the_soft_limit_is_raised_to_the_hard_one(monkeypatch: pytest.MonkeyPatc
 def test_an_address_that_can_not_be_bound_is_one_line(context: Any) -> None:
     with pytest.raises(BusError, match="can not listen at tcp://192.0.2.1:0"):
         sockets.bind(sockets.make_router(context, None, 1000), "tcp://192.0.2.1:0")
+
+
+def test_a_reserved_address_is_served_by_one_process_after_the_other(context: Any) -> None:
+    """Each gets a copy of the descriptor, as a child process does; who dials between two of them waits."""
+    listener, address = sockets.reserve("tcp://127.0.0.1:0")
+    with listener:
+        for number in (b"1", b"2"):
+            dealer = sockets.make_dealer(context, None, None, b"dealer" + number, 1000)
+            dealer.connect(address)
+            router = sockets.make_router(context, None, 1000)
+            assert sockets.bind(router, address, os.dup(listener.fileno())) == address
+            assert dealer.poll(5000, zmq.POLLOUT)
+            dealer.send(b"hello")
+            assert router.poll(5000) and router.recv_multipart() == [b"dealer" + number, b"hello"]
+            with pytest.raises(AddressInUse, match="is in use: choose another port"):
+                sockets.reserve(address)
+            dealer.close(0)
+            router.close(0)
+
+
+@pytest.mark.parametrize(("address", "line"), [
+    ("tcp://192.0.2.1:0", "can not listen at tcp://192.0.2.1:0"), ("tcp://0.0.0.0:0", "name the interface's address"),
+    ("tcp://no.such.host.invalid:0", "can not listen at tcp://no.such.host.invalid:0: "),
+])
+def test_an_address_that_can_not_be_reserved_is_one_line(address: str, line: str) -> None:
+    with pytest.raises(BusError, match=line) as caught:
+        sockets.reserve(address)
+    assert "listen" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def forge(key: Path, **changes: Any) -> Path:
 
 
 @asynccontextmanager
-async def head(keys: Path, *, role: str = "supervisor", clock: Callable[[], float] = time.time,
+async def head(keys: Path, *, role: str = "registry", clock: Callable[[], float] = time.time,
                listen: str = "tcp://127.0.0.1:0", **options: Any) -> AsyncIterator[Head]:
     """A real one, over ZeroMQ, on the running loop; `address` is where it listens."""
     ring = KeyRing.load(keys / f"{role}.key")

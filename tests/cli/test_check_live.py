@@ -53,13 +53,13 @@ def only(said: dict[str, Any], actors: set[str]) -> Edge:
 
 def test_the_head_and_the_controller_are_linked_with_everybody() -> None:
     assert wanted_edges(["controller-0", "data-0", "rollout-7"]) == {
-        ("supervisor-0", "controller-0"), ("supervisor-0", "data-0"), ("supervisor-0", "rollout-7"),
+        ("registry-0", "controller-0"), ("registry-0", "data-0"), ("registry-0", "rollout-7"),
         ("controller-0", "data-0"), ("controller-0", "rollout-7")}
 
 
 def test_an_edge_is_up_when_both_ends_say_so_and_has_the_worse_figures_of_the_two() -> None:
-    said = {"supervisor-0": links(link("data-0", under_way=3, silent_s=2.0, wires=2)),
-            "data-0": links(link("supervisor-0", credit_messages=4, busy="compiling"))}
+    said = {"registry-0": links(link("data-0", under_way=3, silent_s=2.0, wires=2)),
+            "data-0": links(link("registry-0", credit_messages=4, busy="compiling"))}
     edge = only(said, {"data-0"})
     assert (edge.up, edge.bad, edge.why) == (True, False, "")
     assert (edge.wires, edge.silent_s, edge.under_way, edge.credit_messages, edge.busy) == (2, 2.0, (3, 0), 4,
@@ -68,14 +68,14 @@ def test_an_edge_is_up_when_both_ends_say_so_and_has_the_worse_figures_of_the_tw
 
 
 @pytest.mark.parametrize(("said", "why"), [
-    ({"supervisor-0": links(link("data-0")), "data-0": {}}, "data-0 has no link to supervisor-0"),
-    ({"supervisor-0": {}, "data-0": links(link("supervisor-0"))}, "supervisor-0 has no link to data-0"),
-    ({"supervisor-0": links(link("data-0")), "data-0": "nobody listens there"},
+    ({"registry-0": links(link("data-0")), "data-0": {}}, "data-0 has no link to registry-0"),
+    ({"registry-0": {}, "data-0": links(link("registry-0"))}, "registry-0 has no link to data-0"),
+    ({"registry-0": links(link("data-0")), "data-0": "nobody listens there"},
      "data-0 does not answer: nobody listens there"),
-    ({"supervisor-0": links(link("data-0"))}, "data-0 is not in the run"),
-    ({"supervisor-0": links(link("data-0", up=False, wires=3)), "data-0": links(link("supervisor-0"))},
-     "supervisor-0 has no wire now, 3 used so far"),
-    ({}, "supervisor-0 is not in the run; data-0 is not in the run"),
+    ({"registry-0": links(link("data-0"))}, "data-0 is not in the run"),
+    ({"registry-0": links(link("data-0", up=False, wires=3)), "data-0": links(link("registry-0"))},
+     "registry-0 has no wire now, 3 used so far"),
+    ({}, "registry-0 is not in the run; data-0 is not in the run"),
 ])
 def test_else_it_is_not_and_the_line_says_at_which_end(said: dict[str, Any], why: str) -> None:
     edge = only(said, {"data-0"})
@@ -83,12 +83,12 @@ def test_else_it_is_not_and_the_line_says_at_which_end(said: dict[str, Any], why
 
 
 def test_other_edges_are_shown_once_and_may_be_down() -> None:
-    said = {"supervisor-0": links(link("data-0"), link("reward-0"), link("check-host-1")),
-            "data-0": links(link("supervisor-0"), link("reward-0", up=False)),
-            "reward-0": links(link("supervisor-0"), link("data-0", up=False))}
+    said = {"registry-0": links(link("data-0"), link("reward-0"), link("check-host-1")),
+            "data-0": links(link("registry-0"), link("reward-0", up=False)),
+            "reward-0": links(link("registry-0"), link("data-0", up=False))}
     found = edges(said, {"data-0", "reward-0"})
     assert [(edge.a, edge.b, edge.wanted, edge.bad) for edge in found] == [
-        ("supervisor-0", "data-0", True, False), ("supervisor-0", "reward-0", True, False),
+        ("registry-0", "data-0", True, False), ("registry-0", "reward-0", True, False),
         ("data-0", "reward-0", False, False)]
 
 
@@ -174,7 +174,7 @@ def test_an_edge_that_is_down_is_named_and_the_exit_code_says_so(cli: Cli, here:
             await data.close()
             answer = await heads.beside(cli, "check", "--live", "run")
             assert answer.code == 1
-            assert "error: supervisor-0 – data-0 is not up: supervisor-0 has no link to data-0" in answer.err
+            assert "error: registry-0 – data-0 is not up: registry-0 has no link to data-0" in answer.err
 
     asyncio.run(asyncio.wait_for(scenario(), 60.0))
 
@@ -202,7 +202,7 @@ def test_a_stopped_process_of_a_real_job_is_named(cli: Cli, run: Run) -> None:
     try:
         answer = cli("check", "--live", str(run.directory))
         assert answer.code == 1
-        assert "supervisor-0 – reward-0 is not up: " in answer.err
+        assert "registry-0 – reward-0 is not up: " in answer.err
         assert all("reward-0" in line for line in answer.err.splitlines())
     finally:
         os.kill(pid, signal.SIGCONT)

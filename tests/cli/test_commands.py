@@ -123,10 +123,10 @@ def test_an_error_of_the_bus_is_one_line(cli: Cli, here: Path, monkeypatch: pyte
     from cosmos_actor.cli import runs
 
     def refuse(text: str) -> None:
-        raise PeerRefused("the head does not know this key", peer="supervisor-0")
+        raise PeerRefused("the head does not know this key", peer="registry-0")
 
     monkeypatch.setattr(runs, "find_run", refuse)
-    assert cli("status").error == "peer refused: the head does not know this key (peer supervisor-0)"
+    assert cli("status").error == "peer refused: the head does not know this key (peer registry-0)"
 
 
 @pytest.mark.parametrize("missing", ["typer", "pydantic"])

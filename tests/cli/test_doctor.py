@@ -181,7 +181,7 @@ def test_a_head_whose_loop_stands_still(ask: Ask, keys: Path) -> None:
         thread = threading.Thread(target=lambda: asked.append(ask(head.address, "--key", keys / "rollout.key")))
         thread.start()
         thread.join(20.0)  # this loop, which is the head's, does nothing meanwhile
-        check(asked[0], causes.STUCK, "no supervisor at")
+        check(asked[0], causes.STUCK, "no registry at")
 
     with_head(scenario, keys)
 
@@ -199,7 +199,7 @@ def test_a_wrong_server_key(ask: Ask, keys: Path, tmp_path: Path) -> None:
 def test_an_actor_that_is_not_the_head(ask: Ask, keys: Path) -> None:
     async def scenario(actor: Any) -> None:
         asked = await heads.beside(ask, actor.address, "--key", keys / "reward.key")
-        check(asked, causes.OTHER_ROLE, "the listener has the key of policy, not of supervisor")
+        check(asked, causes.OTHER_ROLE, "the listener has the key of policy, not of registry")
 
     with_head(scenario, keys, role="policy")
 

@@ -31,16 +31,16 @@ def told(played: SimpleNamespace, within_s: float = 0.3) -> bool:
 
 
 def test_the_word_comes_when_both_are_true(capsys):
-    assert not told(runtime(STARTING, "supervisor", "controller")) and not told(runtime(READY, "supervisor"))
+    assert not told(runtime(STARTING, "registry", "controller")) and not told(runtime(READY, "registry"))
     assert capsys.readouterr().err == ""
-    assert told(runtime(READY, "supervisor", "controller"), within_s=10.0)
+    assert told(runtime(READY, "registry", "controller"), within_s=10.0)
     assert capsys.readouterr().err == "rollout-far: joined run-1, ready for work\n"
 
 
 def test_a_controller_that_does_not_come_is_said_once_with_the_address_and_the_flag(monkeypatch, capsys):
     monkeypatch.setattr(job_actor, "LINKED_WITHIN_S", 0.0)
     monkeypatch.setattr(job_actor, "LOOK_S", 0.01)
-    assert not told(runtime(READY, "supervisor"))
+    assert not told(runtime(READY, "registry"))
     [line] = capsys.readouterr().err.splitlines()
     assert "no controller has come to tcp://h:1" in line and "--host" in line
 

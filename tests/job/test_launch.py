@@ -79,7 +79,10 @@ def test_a_controller_that_is_through_and_leaves_is_not_mute(last_word, why):
     launch = object.__new__(Launch)
     supervisor = launch._supervisor = PlayedSupervisor("ready")
     launch._settings = SimpleNamespace(supervisor=SimpleNamespace(drain_s=0.6))
-    launch._sentinel = SimpleNamespace(mute_role=lambda seconds: "controller")
+    async def mute_role(seconds: float) -> str:
+        return "controller"
+
+    launch._registry = SimpleNamespace(mute_role=mute_role)
     launch._last_word = last_word
     asyncio.run(launch._stop_after_drain("SIGTERM"))
     assert len(supervisor.stopped) == 1 and why in supervisor.stopped[0]

@@ -119,8 +119,8 @@ def test_a_handler_that_sleeps_is_reported_and_a_standstill_leaves_all_stacks(wa
     assert any(line.startswith("  reward-0 is blocked in score") for line in answer["lines"])
     standstill = watched.standstill("reward-0 is blocked in score", begun)
     stacks = {file.split("/")[1]: (watched.run.directory / file).read_text() for file in standstill["stacks"]}
-    assert set(stacks) == {"supervisor.stacks.txt", "controller-0", "data-0", "reward-0", "replay_buffer-0",
-                           "reference-0", "policy-0", "rollout-0"}
+    assert set(stacks) == {"supervisor.stacks.txt", "registry-0", "controller-0", "data-0", "reward-0",
+                           "replay_buffer-0", "reference-0", "policy-0", "rollout-0"}
     assert all("most recent call first" in text for text in stacks.values())
     assert "misbehaving.py" in stacks["reward-0"] and "in reward" in stacks["reward-0"]
     watched.release()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cosmos_actor.actors import stacks
 from cosmos_actor.actors.messages import READY
 from cosmos_actor.actors.role import handles
 from cosmos_actor.actors.run_directory import RunDirectory
@@ -46,7 +47,9 @@ class Watched:
         section = {"stuck_s": 20.0, "heartbeat_s": 0.8, "no_progress_s": 100.0, "on_stuck": "report", **limits}
         self.sentinel = Sentinel(
             cluster.head, directory, self.children, SimpleNamespace(**section),
-            lambda actor, reason: self.kills.append((actor, reason)), SimpleNamespace(append=self.events.append))
+            lambda actor, incarnation, reason: self.kills.append((actor, reason)),
+            SimpleNamespace(append=self.events.append),
+            lambda title: stacks.own(directory.supervisor_stacks, title))
 
     def children(self) -> list[dict[str, Any]]:
         return [{"actor": "echo-0", "role": "echo", "state": "ready", "pid": None,

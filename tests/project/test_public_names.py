@@ -78,19 +78,20 @@ IMPLEMENTED = {
 """Extension points: every public member of them."""
 
 MESSAGES = """
-    actor_status/1 announce/1 ask_links/1 ask_settings/1 ask_time/1 bulk_ref/1 bulk_returned/1 column/1
-    cosmos_actor.introduction/1 demonstration/1 demonstrations/1 demonstrations_request/1 generate_task/1 generation/1
-    generation_request/1 group_batch/1 job_finished/1 leaving/1 link_report/1 links_report/1 member/1 membership/1
-    publish_reference_request/1 publish_request/1 published/1 put_reply/1 put_request/1 reference_request/1
-    restore_request/1 restored/1 run_settings/1 sample/1 sample_request/1 save_request/1 saved/1 score_request/1
-    scores/1 sft_request/1 stop_actor/1 tasks/1 tasks_request/1 time_reply/1 trajectory_group/1 update_reply/1
-    update_request/1 weight_manifest/1 weight_tensor/1 weight_version/1 weights_report/1
+    actor_status/1 announce/1 ask_links/1 ask_mute/1 ask_settings/1 ask_time/1 bulk_ref/1 bulk_returned/1 column/1
+    cosmos_actor.introduction/1 demonstration/1 demonstrations/1 demonstrations_request/1 dump_stacks/1
+    generate_task/1 generation/1 generation_request/1 group_batch/1 heard/1 job_finished/1 kill_stuck/1 leaving/1
+    link_report/1 links_report/1 member/1 membership/1 mute_role/1 processes/1 publish_reference_request/1
+    publish_request/1 published/1 put_reply/1 put_request/1 reference_request/1 restore_request/1 restored/1
+    run_settings/1 sample/1 sample_request/1 save_request/1 saved/1 score_request/1 scores/1 sft_request/1
+    stop_actor/1 tasks/1 tasks_request/1 time_reply/1 trajectory_group/1 update_reply/1 update_request/1 warning/1
+    weight_manifest/1 weight_tensor/1 weight_version/1 weights_report/1
 """
 """name/version of everything that travels."""
 
 COMMANDS = {
     "up": "--faults --inproc --listen --resume --run-dir --set recipe",
-    "start": "--connect --host --key --name --role --run-dir",
+    "start": "--connect --host --key --name --rejoin --role --run-dir",
     "check": "--explain --json --live --run-dir --set recipe",
     "doctor": "--json --key --name --role --run address",
     "status": "--json run",

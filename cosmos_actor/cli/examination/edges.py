@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cosmos_actor.actors.messages import LinkReport
 
-HEAD, CONTROLLER = "supervisor-0", "controller-0"
+HEAD, CONTROLLER = "registry-0", "controller-0"
 """Everybody dials the head, and the controller dials everybody (actors/fleet.py)."""
 
 Links = dict[str, LinkReport]

@@ -29,7 +29,7 @@ from cosmos_actor.cli.examination.causes import (
     of_refusal,
 )
 
-HEAD_ROLE = "supervisor"
+HEAD_ROLE = "registry"
 HELLO_S = 1.5
 """A head whose loop turns answers HELLO in milliseconds."""
 HANDSHAKE_S = 2.0

@@ -47,8 +47,8 @@ async def act(folder: Path, head: str) -> None:
 
 async def lead(folder: Path, run_id: str) -> None:
     directory = RunDirectory.create(folder / "run", "digest", run_id=run_id)
-    make_run_keys(folder / "keys", run_id, ["supervisor", "echo"])
-    bus = make_bus(folder / "keys", "supervisor", "1")
+    make_run_keys(folder / "keys", run_id, ["registry", "echo"])
+    bus = make_bus(folder / "keys", "registry", "1")
     head = Head(bus, {}, 7, on_ready=lambda actor, incarnation: supervisor.mark_ready(actor, incarnation))
     address = await head.start(ANY_PORT)
     command = (sys.executable, "-m", "tests.actors.programs.small_run", str(folder), run_id, address)

@@ -1,0 +1,115 @@
+"""The supervisor's end of its link to the registry: what it says there, what it hears, and a registry that is mute."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from cosmos_actor.actors import stacks
+from cosmos_actor.actors.messages import (
+    PROCESSES_TOPIC,
+    REGISTRY,
+    AskMute,
+    DumpStacks,
+    Heard,
+    JobFinished,
+    KillStuck,
+    Processes,
+    Warned,
+)
+from cosmos_actor.bus import Bus, BusError, Link
+
+TELL_EVERY_S = 1.0
+"""How old the registry's view of the processes may be, when none began or ended."""
+DIAL_DEADLINE_S = 5.0
+"""A registry that takes no link for so long, while its process lives, is taken for stuck."""
+DIAL_PAUSE_S = 0.2
+EXITS_KEPT = 256
+MUTE_DEADLINE_S = 1.0
+
+
+class Listener(Protocol):
+    """Who owns the processes. Called on the loop."""
+
+    def heard(self, word: Heard) -> None: ...
+    def kill(self, order: KillStuck) -> None: ...
+    def finished(self, last_word: JobFinished) -> None: ...
+    def warned(self, text: str) -> None: ...
+    def without_registry(self, reason: str, tried: bool) -> None:
+        """There is no link. `tried`: for DIAL_DEADLINE_S it could not be made."""
+        ...
+
+
+class RegistryLink:
+    """Kept up as long as it is open; every registry that comes is told all it has to know."""
+
+    def __init__(self, bus: Bus, address: str, listener: Listener, children: Callable[[], list[dict[str, Any]]],
+                 stacks_file: Path) -> None:
+        self._bus, self._address, self._listener, self._children = bus, address, listener, children
+        self._stacks_file = stacks_file
+        self._exited: dict[str, str] = {}
+        self._run_over = ""
+        self._link: Link | None = None
+        self._task: asyncio.Task[None] | None = None
+        bus.serve_event(Heard, lambda word, link: listener.heard(word))
+        bus.serve_event(KillStuck, lambda order, link: listener.kill(order))
+        bus.serve_event(Warned, lambda warned, link: listener.warned(warned.text))
+        bus.serve_event(DumpStacks, self._dump)
+        bus.serve(JobFinished, lambda last_word, link: listener.finished(last_word))
+
+    async def start(self) -> None:
+        await self._bus.start(None)
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def exited(self, incarnation: str, reason: str) -> None:
+        """A life has ended."""
+        self._exited[incarnation] = reason
+        while len(self._exited) > EXITS_KEPT:
+            self._exited.pop(next(iter(self._exited)))
+        self.tell()
+
+    def run_over(self, reason: str) -> None:
+        self._run_over = reason
+        self.tell()
+
+    def tell(self) -> None:
+        """The newest of it, to the registry and to the next one."""
+        self._bus.publish_state(PROCESSES_TOPIC, Processes(self._children(), dict(self._exited), self._run_over))
+
+    async def mute_role(self, seconds: float) -> str:
+        """A role that has not been heard of for so long; empty also when nobody can say."""
+        if self._link is None or self._link.lost is not None:
+            return ""
+        try:
+            return str((await self._link.call(AskMute(seconds), deadline_s=MUTE_DEADLINE_S)).role)
+        except BusError:
+            return ""
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await self._bus.close(drain_s=0.5)
+
+    async def _keep(self) -> None:
+        reason = "it has not come up"
+        while True:
+            self.tell()
+            if self._link is not None and self._link.lost is None:
+                await asyncio.sleep(TELL_EVERY_S)
+                continue
+            if self._link is not None:
+                reason = self._link.lost or reason
+            self._listener.without_registry(reason, False)
+            try:
+                self._link = await self._bus.connect(self._address, role=REGISTRY, deadline_s=DIAL_DEADLINE_S)
+            except BusError as error:
+                self._listener.without_registry(str(error), True)
+                await asyncio.sleep(DIAL_PAUSE_S)
+
+    def _dump(self, order: DumpStacks, link: Link) -> None:
+        try:
+            stacks.own(self._stacks_file, order.title)
+        except OSError:
+            pass  # a full disk may well be why nothing gets done

@@ -134,6 +134,8 @@ class Link:
         bulk, peer = self._bus.bulk, self.out.peer
         lent = await bulk.externalise(encoded[2], peer, self.host_id, self._inline_bytes, deadline_s)
         try:
+            if self.lost is not None:  # meanwhile: what a peer holds is let go when its link ends, and never after
+                raise PeerLost(self.lost, peer=str(self.peer))
             return self.out.pack(message, extra, encoded)._replace(lent=lent)
         except BusError:
             bulk.take_back(lent, peer)

@@ -1,4 +1,5 @@
-"""One seed, one life of a small job on a bad network: senders, receivers that crash and come back, and what must hold.
+"""One seed, one life of a small job on a bad network: a sender and receivers that crash and come back, and what must
+hold.
 
 The code under test is the bus itself, on its in-memory transport, with the faults that `up --faults` uses; only the
 clock is another. A schedule is wholly determined by its seed.
@@ -10,7 +11,7 @@ import asyncio
 import gc
 import random
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ class Plan:
     receivers_dial: bool
     arrays: bool
     """Work and answers carry arrays by reference: leases are lent, given back and freed."""
+    sender_crashes: list[tuple[float, str]] = field(default_factory=list)
+    """(when, how): the next life of the sender asks again for what was not answered."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -77,7 +80,10 @@ class Plan:
         kinds = [CLOSED, CLOSED, SILENT, ZOMBIE if receivers_dial else CLOSED]
         crashes = sorted((draw.uniform(0, 6), draw.randrange(receivers), draw.choice(kinds))
                          for _ in range(draw.choice([0, 0, 1, 2, 4])))
-        return cls(seed, receivers, draw.randint(1, 16), faults, crashes, receivers_dial, draw.random() < 0.3)
+        work, arrays = draw.randint(1, 16), draw.random() < 0.3
+        sender_crashes = sorted((draw.uniform(0, 6), draw.choice([CLOSED, SILENT]))
+                                for _ in range(draw.choice([0, 0, 0, 1, 2])))
+        return cls(seed, receivers, work, faults, crashes, receivers_dial, arrays, sender_crashes)
 
 
 class LoopClock(Clock):
@@ -107,6 +113,9 @@ class World:
         self.forgotten: set[str] = set()
         self.violations: list[str] = []
         self.tasks: list[asyncio.Task[Any]] = []
+        self.asking: dict[int, asyncio.Task[None]] = {}
+        self.with_receiver: set[int] = set()
+        """Work that the present sender has sent and that is not answered."""
         self.sender = self.bus("controller", "controller-0", serve=self._serve_sender)
 
     # -- actors
@@ -165,9 +174,14 @@ class World:
         self.tasks += [asyncio.ensure_future(self._keep_linked(index, sender_address))
                        for index in range(self.plan.receivers)]
         self.tellers = [asyncio.ensure_future(self._tell(index)) for index in range(self.plan.receivers)]
-        crashes = asyncio.ensure_future(self._crash())
-        await asyncio.gather(*(self._have_done(number) for number in range(self.plan.work)))
-        await crashes
+        crashes = [asyncio.ensure_future(self._crash()), asyncio.ensure_future(self._crash_sender())]
+        self._ask()
+        while len(self.answered) < self.plan.work:
+            for task in [task for task in self.asking.values() if task.done() and not task.cancelled()]:
+                task.result()
+            await asyncio.sleep(0.05)
+        for crash in crashes:
+            await crash
         self._calm()
         await self._settle()
         self._judge()
@@ -210,6 +224,11 @@ class World:
                     pass
             await asyncio.sleep(0.3)
 
+    def _ask(self) -> None:
+        """For all that is not answered."""
+        self.asking = {number: asyncio.ensure_future(self._have_done(number)) for number in range(self.plan.work)
+                       if number not in self.answered}
+
     async def _have_done(self, number: int) -> None:
         """Until one receiver has done it."""
         while number not in self.answered:
@@ -219,6 +238,7 @@ class World:
                 continue
             link = links[number % len(links)]
             message: Any = array_of(number) if self.plan.arrays else Number(number)
+            self.with_receiver.add(number)
             try:
                 if number % 4 == 3:
                     answer = await link.call(message, deadline_s=LIMIT_S)
@@ -228,6 +248,8 @@ class World:
             except (PeerLost, BulkGone):
                 self.lost[number] += 1  # the peer, or the array that it lent, is gone
                 continue
+            finally:
+                self.with_receiver.discard(number)
             value = int(answer.steps[0]) if self.plan.arrays else answer.value
             if value != number + 1:
                 raise Violation(f"{number} was answered with {value}")
@@ -249,6 +271,23 @@ class World:
                 self.sender.forget(dead.identity.actor, dead.identity.incarnation, "given up")
             await asyncio.sleep(self.random.choice([0.0, 0.05, 1.0]))
             self.receivers[index] = await self._start_receiver(index)
+
+    async def _crash_sender(self) -> None:
+        begun = asyncio.get_running_loop().time()
+        for when, how in self.plan.sender_crashes:
+            await asyncio.sleep(max(0.0, begun + when - asyncio.get_running_loop().time()))
+            kill(self.sender, told=how == CLOSED)
+            for number in self.with_receiver:
+                self.lost[number] += 1  # it may be done, or be being done, for nobody
+            for task in self.asking.values():
+                task.cancel()
+            await asyncio.sleep(self.random.choice([0.0, 0.05, 1.0]))
+            self.sender = self.bus("controller", "controller-0", serve=self._serve_sender)
+            for index in range(self.plan.receivers):  # whoever starts a sender again tells it who is gone
+                for incarnation in self.forgotten:
+                    self.sender.forget(f"rollout-{index}", incarnation, "given up")
+            await self.sender.start("memory://controller-0")
+            self._ask()
 
     async def _wake_and_dial(self, zombie: Bus, after_s: float) -> None:
         """It was stopped, its place was given to another life, and it knows nothing of that."""

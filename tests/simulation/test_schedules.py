@@ -26,6 +26,12 @@ def test_every_promise_holds_on_every_schedule() -> None:
     assert try_seeds(range(SEEDS)) == []
 
 
+@pytest.mark.parametrize("seed", [620, 751])
+def test_schedules_that_once_broke_a_promise_hold(seed: int) -> None:
+    """An answer that was packed after its asker had died stayed lent for ever."""
+    simulate(seed)
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_every_promise_holds_on_many_schedules() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,6 +44,16 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"{name:30} {value}" for name, value in rows.items())])
 
 
+@contextmanager
+def processes() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
+    """What starts processes that are gone when this is left, however it is."""
+    owned = owned_processes()
+    try:
+        yield next(owned)
+    finally:
+        next(owned, None)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
@@ -49,7 +61,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
-    with contextmanager(owned_processes)() as popen:
+    with processes() as popen:
         try:
             found = kill_all_over(Run(folder, popen), Run(folder, popen, "undisturbed"), options.kills, options.seed,
                                   told=partial(print, flush=True))

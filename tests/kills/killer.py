@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from cosmos_actor.actors.messages import READY
+from cosmos_actor.actors.messages import READY, REGISTRY
 from tests.job.runs import START_S, Run, kill
 from tests.kills.plan import Kill, Pace, plan, steps_of
 from tests.waiting import eventually
@@ -66,7 +66,7 @@ class Killer:
     def go(self) -> int:
         """All kills, then the end of the run; its exit code. Raises EndedEarly, or fails naming what did not come."""
         self._process = self._run.start(sets=[*settings(self._kills), *tolerance(self._kills)])
-        actors = eventually(self._standing, "every actor at its place", within_s=START_S)
+        actors = eventually(self._standing, "every actor at its place", within_s=PATIENCE_S)
         for number, planned in enumerate(plan(actors, self._kills, self._seed), 1):
             self._wait_for(planned, by_step=steps_of(number))
             death = self._strike(planned.actor)
@@ -99,7 +99,7 @@ class Killer:
 
     def _strike(self, actor: str) -> Death:
         """Kill the living process of `actor`; one that is between two lives is waited for."""
-        life = eventually(lambda: self._living(actor), f"a living process of {actor}", within_s=START_S)
+        life = eventually(lambda: self._living(actor), f"a living process of {actor}", within_s=PATIENCE_S)
         self.ports |= listening(self._run)
         death = Death(actor, life["incarnation"], time.time(), self._pace.furthest, self._serves(actor))
         kill(life["pid"])
@@ -122,10 +122,12 @@ class Killer:
         return actors if ready.issuperset(actors) else []
 
     def _serves(self, actor: str) -> bool:
-        """Its newest life is the one that is ready for work."""
-        status = self._status()
-        living = {child["incarnation"] for child in status["children"] if child["actor"] == actor}
-        return any(member["incarnation"] in living and member.get("state") == READY for member in status["members"])
+        """Its newest life is ready for work. The registry, which writes status.json, is when it was heard."""
+        newest = [event["incarnation"] for event in self._run.events("started") if event["actor"] == actor][-1]
+        if actor.startswith(REGISTRY):
+            return any(event["incarnation"] == newest for event in self._run.events("ready"))
+        members = self._status().get("members", ())
+        return any(member["incarnation"] == newest and member.get("state") == READY for member in members)
 
     def _status(self) -> dict[str, Any]:
         path = self._run.directory / "status.json"

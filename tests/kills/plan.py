@@ -13,7 +13,7 @@ from cosmos_actor.job.starts import MOST_IN_VAIN
 
 MEAN_S, MOST_S = 3.0, 12.0
 """Between two kills. A restart takes a few seconds, so that some die before they serve."""
-STEPS_A_KILL = 4
+STEPS_A_KILL = 3
 """Steps of the run for each kill. A kill waits no longer than until they are done, so that the last one finds a run."""
 STEPS_AFTER = 30
 """Further steps, in which the last one who was killed comes back."""

@@ -82,8 +82,11 @@ class Handle(Generic[Value]):
 
     def __init__(self, driver: Driver, coroutine: Coroutine[Any, Any, Value], what: str, *, deadline_s: float,
                  interrupted: Callable[[], None] = lambda: None,
-                 waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
+                 waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+                 again: Callable[[], Coroutine[Any, Any, Value]] | None = None) -> None:
+        """`again` asks for the same once more, where that gives the same."""
         self._driver = driver
+        self.again = again
         self._future = driver.start(coroutine)
         self._interrupted = interrupted
         self._waiting = waiting

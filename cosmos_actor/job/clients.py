@@ -24,6 +24,7 @@ from cosmos_actor.job.intake import (
     ShortSample,
     keys_of,
     parts_of,
+    used,
 )
 from cosmos_actor.roles.messages import (
     Demonstrations,
@@ -102,22 +103,27 @@ class Rollout(Client):
         job = self._job
         asked = await settled(tasks)
         job.ledger.dispatched(keys_of(asked), step, version.step)
-        return [self._part(batch, step, version, greedy) for batch in job.in_parts(asked)]
+        return [self._part(batch, tasks, step, version, greedy) for batch in job.in_parts(asked)]
 
-    def _part(self, tasks: list[GenerateTask], step: int, version: Version, greedy: bool) -> Part:
-        flight = Flight(tasks, version.step)
-        return Part(self._job, flight, partial(self._chunk, flight, tasks, step, version, greedy))
+    def _part(self, batch: list[GenerateTask], tasks: Handle[list[GenerateTask]], step: int, version: Version,
+              greedy: bool) -> Part:
+        flight = Flight(batch, version.step)
 
-    async def _chunk(self, flight: Flight, tasks: list[GenerateTask], step: int, version: Version,
-                     greedy: bool) -> Groups:
+        async def ask(all_tasks: list[GenerateTask]) -> Generation:
+            wanted = [task for task in all_tasks if task.group_id in flight.names]
+            request = GenerationRequest(wanted, version_dispatch=version.step, min_ordinal=version.ordinal,
+                                        greedy=greedy, weights_deadline_s=self._job.settings.weights.deadline_s)
+            what = f"{len(wanted)} prompts of step {step}"
+            return await flight.ask(self._job, "rollout", request, what)  # type: ignore[no-any-return]
+
+        return Part(self._job, flight, lambda: self._chunk(flight, used(self._job, tasks, ask)))
+
+    async def _chunk(self, flight: Flight, sampling: Coroutine[Any, Any, Generation]) -> Groups:
         job = self._job
-        flight.check()
-        if flight.sampled:
+        if flight.sampled and not flight.refused:
             job.ledger.asked_again(flight.keys)
             flight.sampled = False
-        request = GenerationRequest(tasks, version_dispatch=version.step, min_ordinal=version.ordinal,
-                                    greedy=greedy, weights_deadline_s=job.settings.weights.deadline_s)
-        answer: Generation = await flight.ask(job, "rollout", request, f"{len(tasks)} prompts of step {step}")
+        answer = await sampling
         job.journal.spent("generate", answer.seconds)
         job.ledger.generated(keys_of(answer.groups), *_span(answer.groups))
         flight.sampled = True
@@ -274,7 +280,8 @@ class Reference(Client):
 
     def score(self, groups: list[TrajectoryGroup]) -> Handle[list[TrajectoryGroup]]:
         """The same groups with `reference_logprobs`; untouched when the run has no KL term."""
-        return self._job.handle(self._score(groups), "reference log-probs")
+        again = partial(self._score, groups)
+        return self._job.handle(again(), "reference log-probs", again=again)
 
     async def _score(self, groups: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
         job = self._job
@@ -317,16 +324,24 @@ class Policy(Client):
         return self._job.call("policy", request, f"the policy's restore to step {step}")
 
     async def _sft(self, demonstrations: Handle[Demonstrations], step: int) -> dict[str, Any]:
-        epoch, shown = self._job.epoch, (await settled(demonstrations)).demonstrations
-        answer: UpdateReply = await self._job.submit("policy", SftRequest(epoch, step, shown), f"SFT step {step}")
-        self._job.journal.spent("update", answer.seconds)
+        job, epoch = self._job, self._job.epoch
+
+        async def train(shown: Demonstrations) -> UpdateReply:
+            return await job.submit("policy", SftRequest(epoch, step, shown.demonstrations),  # type: ignore[no-any-return]
+                                    f"SFT step {step}")
+
+        answer = await used(job, demonstrations, train)
+        job.journal.spent("update", answer.seconds)
         return dict(answer.metrics)
 
     async def _update(self, groups: Handle[list[TrajectoryGroup]], step: int) -> dict[str, Any]:
         job, epoch = self._job, self._job.epoch
-        batch = await settled(groups)
-        staleness = max(group.staleness(step - 1) for group in batch)
-        answer: UpdateReply = await job.submit("policy", UpdateRequest(epoch, step, batch), f"policy update {step}")
-        job.ledger.trained(keys_of(batch), step)
-        job.journal.spent("update", answer.seconds)
-        return {**answer.metrics, "staleness/max": staleness, "version": step}
+
+        async def train(batch: list[TrajectoryGroup]) -> dict[str, Any]:
+            staleness = max(group.staleness(step - 1) for group in batch)
+            answer: UpdateReply = await job.submit("policy", UpdateRequest(epoch, step, batch), f"policy update {step}")
+            job.ledger.trained(keys_of(batch), step)
+            job.journal.spent("update", answer.seconds)
+            return {**answer.metrics, "staleness/max": staleness, "version": step}
+
+        return await used(job, groups, train)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cosmos_actor.actors.fleet import StateLost
 from cosmos_actor.actors.handle import Handle, settled
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_MADE = 10
 """How often a part is made. Each time somebody has died, so a part that needs more has another reason."""
+Value = TypeVar("Value")
+Result = TypeVar("Result")
 Groups = list[TrajectoryGroup]
 """On their way. Their producer holds arrays on the bulk plane until the last of these objects is dropped."""
 STRAGGLER = "straggler"
@@ -118,7 +120,8 @@ class Part:
             if self._left == 0:
                 raise error
             self._left -= 1
-            self._job.tell("made_again", groups=self.flight.names, reason=str(error))
+            names = self.flight.names
+            self._job.tell("made_again", what=f"{len(names)} groups from {names[0]} on", reason=str(error))
             self.task = self._job.spawn(self._make())
         return await self.groups()
 
@@ -156,6 +159,21 @@ class Experience(Handle[Groups]):
     async def value(self) -> Groups:
         found = await asyncio.gather(*(part.groups() for part in await self.parts.value()))
         return in_order(group for groups in found for group in groups)
+
+
+async def used(job: Job, argument: Handle[Value] | Value, use: Callable[[Value], Coroutine[Any, Any, Result]]
+               ) -> Result:
+    """`use` of a call's argument. What died with its holder is asked for again, where its handle knows how."""
+    value = await settled(argument)
+    for _ in range(MOST_MADE - 1):
+        try:
+            return await use(value)
+        except ArraysGone as gone:
+            if not isinstance(argument, Handle) or argument.again is None:
+                raise
+            job.tell("made_again", what=argument.what, reason=str(gone))
+            value = await argument.again()
+    return await use(value)
 
 
 async def parts_of(job: Job, experience: Handle[Groups] | Groups) -> list[Part]:

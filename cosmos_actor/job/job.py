@@ -28,6 +28,7 @@ from cosmos_actor.job.checkpoints import Checkpoints
 from cosmos_actor.job.clients import Data, Policy, Reference, ReplayBuffer, Reward, Rollout
 from cosmos_actor.job.intake import ArraysGone, Intake
 from cosmos_actor.job.journal import Journal
+from cosmos_actor.job.roles import STATEFUL
 from cosmos_actor.job.weights import Weights
 
 Item = TypeVar("Item")
@@ -223,9 +224,10 @@ class Job:
             raise StopAsked(self.stop_asked[0])
         self.weights.check()
 
-    def handle(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Handle[Any]:
+    def handle(self, coroutine: Coroutine[Any, Any, Any], what: str, *,
+               again: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> Handle[Any]:
         return Handle(self.driver, self._counted(coroutine), what, deadline_s=self.settings.run.deadline_s,
-                      interrupted=self.check_interrupted, waiting=self.waiting)
+                      interrupted=self.check_interrupted, waiting=self.waiting, again=again)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Item]) -> asyncio.Task[Item]:
         """Run it as long as this life of the job. On the bus's loop."""
@@ -259,7 +261,7 @@ class Job:
         async def ask() -> Any:
             return then(await self.submit(role, message, what))
 
-        return self.handle(ask(), what)
+        return self.handle(ask(), what, again=None if role in STATEFUL else ask)
 
     def in_parts(self, items: list[Item]) -> list[list[Item]]:
         """Fixed batches of `rollout.chunk_prompts`: what one message carries, and what is computed together."""

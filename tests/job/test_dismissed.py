@@ -23,7 +23,7 @@ if "cosmos_actor.cli" in sys.orig_argv:
 
 
 @pytest.mark.parametrize(("spoilt", "reason"), [
-    ("raise WeightsCorrupt('embedding', 'its bytes are not those of the manifest')", "WeightsCorrupt: tensor embedding"),
+    ("raise WeightsCorrupt('head', 'its bytes are not those of the manifest')", "WeightsCorrupt: tensor head"),
     ("import asyncio; await asyncio.sleep(3600)", "waited 10 s for newer weights, holds none"),
 ], ids=["what it pulls is damaged", "its pull never ends"])
 def test_a_joined_rollout_that_can_not_take_weights_only_loses_its_place(run: Run, popen, tmp_path, spoilt, reason):

@@ -30,7 +30,7 @@ class HoldsTheFirst(Gate):
 @contextmanager
 def late(folder: Path, *flags: str) -> Iterator[SmallJob]:
     """A job whose first step is asked for, and whose first part is held back."""
-    with small_job(folder, "rollout.chunk_prompts=1", "limiter.straggler_s=0.1", *flags) as made:
+    with small_job(folder, "rollout.chunk_prompts=1", "limiter.straggler_s=0.5", *flags) as made:
         made.job.restore("the controller started")
         made.gates["rollout"] = HoldsTheFirst()
         made.do(made.gates["rollout"].open.clear)
@@ -74,6 +74,7 @@ def test_a_group_that_comes_too_late_is_dropped_with_its_reason(tmp_path):
         small.do(small.gates["rollout"].open.set)
         eventually(lambda: small.buffered_groups == 1, "the late group")
         ask(small, 2)
+        eventually(lambda: small.buffered_groups == 3, "the groups of step 2")
         assert names(small, 2) == ["g000002-0", "g000002-1"]
         assert balance(small)["dropped"] == {"stale: more than 0 versions old": ONE}
 
@@ -83,6 +84,7 @@ def test_asked_again_the_first_answer_counts_and_the_other_changes_nothing(tmp_p
         assert names(small, 1) == ["g000001-0", "g000001-1"]
         small.do(small.gates["rollout"].open.set)
         ask(small, 2)
+        eventually(lambda: small.buffered_groups == 2, "the groups of step 2")
         assert names(small, 2) == ["g000002-0", "g000002-1"]
         assert balance(small) == {"dispatched": 4 * ONE, "buffered": 4 * ONE, "in_flight": 0, "dropped": {},
                                   "balanced": True}
@@ -93,6 +95,7 @@ def test_dropped_it_is_replaced_and_refused_when_it_comes(tmp_path):
         assert names(small, 1) == ["g000001-1", "g000001-r0"]
         small.do(small.gates["rollout"].open.set)
         ask(small, 2)
+        eventually(lambda: small.buffered_groups == 2, "the groups of step 2")
         assert names(small, 2) == ["g000002-0", "g000002-1"]
         assert balance(small)["dropped"] == {"straggler": ONE} and balance(small)["balanced"]
 

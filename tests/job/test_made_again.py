@@ -10,8 +10,8 @@ import pytest
 from cosmos_actor.actors.fleet import StateLost
 from cosmos_actor.actors.json_lines import read_json_lines
 from cosmos_actor.bus.errors import BulkGone, RemoteError
-from cosmos_actor.job.intake import MOST_MADE
-from cosmos_actor.roles.messages import GenerationRequest, PutRequest, ScoreRequest
+from cosmos_actor.job.intake import MOST_MADE, ArraysGone, used
+from cosmos_actor.roles.messages import GenerationRequest, PutRequest, ScoreRequest, TasksRequest
 from tests.job.small_job import SmallJob, small_job
 
 GONE = (BulkGone("its owner is gone"), RemoteError("BulkGone", "its owner is gone"))
@@ -59,7 +59,7 @@ def test_samples_that_died_with_their_rollout_are_sampled_again(small, error):
                                           "balanced": True}
     assert small.buffered_groups == 2
     told = made_again(small)
-    assert [event["groups"] for event in told] == [["g000001-0", "g000001-1"]] * 2
+    assert [event["what"] for event in told] == ["2 groups from g000001-0 on"] * 2
     assert "its owner is gone" in told[0]["reason"]
 
 
@@ -68,6 +68,39 @@ def test_rewards_that_died_with_their_grader_cost_no_second_sample(small):
     assert stored(small).resolve(10.0) == 2
     assert deaths.asked.count(GenerationRequest) == 1 and deaths.asked.count(ScoreRequest) == 2
     assert small.job.ledger.balance()["buffered"] == 6 and small.buffered_groups == 2
+
+
+def test_prompts_that_died_with_their_maker_are_asked_for_again(small):
+    deaths = Deaths(small, GenerationRequest, 1)
+    assert stored(small).resolve(10.0) == 2
+    assert deaths.asked.count(TasksRequest) == 2
+    assert small.job.ledger.balance()["dispatched"] == small.job.ledger.balance()["buffered"] == 6
+    assert [event["what"] for event in made_again(small)] == ["prompts of step 1"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_the_policy_is_given_is_made_again_where_its_handle_knows_how(small, again):
+    """As for log-probs of the reference, and demonstrations."""
+    asked: list[str] = []
+
+    async def ask() -> str:
+        asked.append("asked")
+        return f"made {len(asked)} times"
+
+    async def use(value: str) -> str:
+        if value == "made 1 times":
+            raise ArraysGone("their holder is gone")
+        return value
+
+    job = small.job
+    handle = job.handle(ask(), "reference log-probs", again=ask if again else None)
+    use_of_it = job.handle(used(job, handle, use), "update")
+    if again:
+        assert use_of_it.resolve(5.0) == "made 2 times"
+        assert [event["what"] for event in made_again(small)] == ["reference log-probs"]
+    else:
+        with pytest.raises(ArraysGone):
+            use_of_it.resolve(5.0)
 
 
 def test_samples_of_an_evaluation_are_sampled_again_too(small):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,17 @@ class Head:
     def write_status(self, more: Mapping[str, Any]) -> None:
         """status.json: who is here and how they are, and `more`."""
         if self._status_path is not None:
-            status = {"time": self._clock(), "head": self.address, "members": self.members(), **more}
+            status = {"time": self._clock(), "pid": os.getpid(), "head": self.address,
+                      "supervisor_silent_s": self._silent_s(f"{SUPERVISOR}-0"), "members": self.members(), **more}
             write_whole(self._status_path, json.dumps(status))
+
+    def _silent_s(self, actor: str) -> float | None:
+        link = self.bus.links.get(actor)
+        if link is None:
+            return None
+        now = self.bus.clock.now()
+        link.liveness.look(now)
+        return round(link.liveness.silent_s(now), 2)
 
     def _objection(self, theirs: Introduction) -> str | None:
         """A name belongs to one living incarnation; a restarted actor comes after its end was reported."""

@@ -12,7 +12,7 @@ from cosmos_actor.cli.arguments import JsonOption, RunArgument
 
 NAME, EXAMPLE = "why", "cosmos-actor why latest"
 OLD_S = 3.0
-"""The head writes every second. Facts that are older mean that the supervisor itself does not get on."""
+"""The registry writes every second, and hears the supervisor as often. Who says nothing for longer does not get on."""
 
 
 def command(run: RunArgument = "latest", as_json: JsonOption = False) -> None:
@@ -43,8 +43,13 @@ def explanation(paths: Any) -> dict[str, Any]:
     graph = graph_of(with_processes(status))
     head = [f"{paths.root}: step {view.last.get('step') or 0}, nothing got done for {status.get('still_s', 0.0):.0f} s"]
     if age_s > OLD_S:
-        head += [f"the supervisor, process {owner}, has said nothing for {age_s:.0f} s: it is {process_state(owner)}",
-                 f"what follows is {age_s:.0f} s old"]
+        registry = int(status.get("pid") or 0)
+        head += [f"the registry, process {registry}, has said nothing for {age_s:.0f} s: it is "
+                 f"{process_state(registry)}", f"what follows is {age_s:.0f} s old"]
+    silent_s = status.get("supervisor_silent_s") or 0.0
+    if silent_s > OLD_S:
+        head += [f"the supervisor, process {owner}, has said nothing to the registry for {silent_s:.0f} s: it is "
+                 f"{process_state(owner)}"]
     return {
         "running": True, "age_s": round(age_s, 2), "still_s": status.get("still_s"), "stuck": status.get("stuck", {}),
         "nodes": {actor: asdict(node) for actor, node in graph.nodes.items()},

@@ -17,6 +17,7 @@ from typing import Any
 from cosmos_actor.actors import stacks
 from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.head import Head
+from cosmos_actor.actors.messages import REGISTRY
 from cosmos_actor.actors.processes import process_state, with_processes
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.wait_graph import graph_of, one_line
@@ -63,7 +64,7 @@ class Sentinel:
         silent = self._watch.silent_for(seconds, time.monotonic())
         members = self._head.registry.membership().members
         answering = {member.role for member in members if member.actor not in silent}
-        running = {child["role"] for child in self._children() if child["state"] == State.READY.value}
+        running = {child["role"] for child in self._actors() if child["state"] == State.READY.value}
         return min((running | {member.role for member in members}) - answering, default="")
 
     def facts(self) -> dict[str, Any]:
@@ -74,11 +75,15 @@ class Sentinel:
     def more(self) -> dict[str, Any]:
         """What the head does not know by itself: processes, who is stuck, and for how long nothing has got done."""
         departed = self._head.registry.membership().departed
-        children = [{**child, "lost": departed.get(child["incarnation"] or "", "")} for child in self._children()]
+        children = [{**child, "lost": departed.get(child["incarnation"] or "", "")} for child in self._actors()]
         return {"children": children, "stuck_s": self._stuck_s,
                 "stuck": {actor: {"kind": found.kind, "reason": found.reason}
                           for actor, found in self._watch.stuck.items()},
                 "still_s": round(self._watch.still_for_s(time.monotonic()), 2)}
+
+    def _actors(self) -> list[dict[str, Any]]:
+        """The children that should be members: all but the process in which this runs."""
+        return [child for child in self._children() if child["role"] != REGISTRY]
 
     def _kind(self, actor: str) -> str:
         found = self._watch.stuck.get(actor)

@@ -36,9 +36,9 @@ def live(here: Path) -> Iterator[Path]:
         yield run.root
 
 
-def write_status(root: Path, *members: dict[str, Any], age_s: float = 0.5) -> None:
+def write_status(root: Path, *members: dict[str, Any], age_s: float = 0.5, supervisor_silent_s: float = 0.5) -> None:
     (root / "status.json").write_text(json.dumps({
-        "time": time.time() - age_s, "head": "tcp://127.0.0.1:1", "members": members, "children": [], "stuck_s": 2.5,
+        "time": time.time() - age_s, "pid": os.getpid(), "supervisor_silent_s": supervisor_silent_s, "head": "tcp://127.0.0.1:1", "members": members, "children": [], "stuck_s": 2.5,
         "stuck": {"policy-0": {"kind": "silent", "reason": "no heartbeat for 2.6 s"}}, "still_s": 40.0}))
 
 
@@ -65,11 +65,17 @@ def test_the_same_as_data(cli: Cli, live: Path) -> None:
     assert answer["stuck"]["policy-0"]["kind"] == "silent" and answer["still_s"] == 40.0
 
 
-def test_a_supervisor_that_says_nothing_is_said_first(cli: Cli, live: Path) -> None:
+def test_a_registry_that_says_nothing_is_said_first(cli: Cli, live: Path) -> None:
     write_status(live, CONTROLLER, POLICY, age_s=12.0)
     lines = cli("why", "run").out.splitlines()
-    assert lines[1].startswith(f"the supervisor, process {os.getpid()}, has said nothing for 12 s: it is ")
+    assert lines[1].startswith(f"the registry, process {os.getpid()}, has said nothing for 12 s: it is ")
     assert lines[2] == "what follows is 12 s old"
+
+
+def test_so_is_a_supervisor_that_says_nothing_to_it(cli: Cli, live: Path) -> None:
+    write_status(live, CONTROLLER, POLICY, supervisor_silent_s=9.0)
+    line = cli("why", "run").out.splitlines()[1]
+    assert line.startswith(f"the supervisor, process {os.getpid()}, has said nothing to the registry for 9 s: it is ")
 
 
 def test_a_run_that_has_written_nothing_yet_is_one_line(cli: Cli, live: Path) -> None:

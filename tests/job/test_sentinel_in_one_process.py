@@ -123,6 +123,18 @@ def test_where_it_is_asked_for_one_that_does_not_get_on_is_killed_with_its_reaso
     with_watched(test, tmp_path, on_stuck="kill")
 
 
+def test_the_registry_itself_is_no_member_and_yet_not_missed(tmp_path):
+    async def test(watched: Watched) -> None:
+        registry = {"actor": "registry-0", "role": "registry", "state": "ready", "pid": 1, "incarnation": "1-r"}
+        actors = watched.children()
+        watched.sentinel._children = lambda: [registry, *actors]
+        assert watched.sentinel.mute_role(3.0) == ""
+        assert [child["actor"] for child in watched.sentinel.more()["children"]] == ["echo-0"]
+        assert "registry-0" not in graph_of(watched.sentinel.facts()).nodes
+
+    with_watched(test, tmp_path)
+
+
 def test_a_standstill_names_who_waits_for_whom_and_leaves_stacks(tmp_path):
     async def test(watched: Watched) -> None:
         watched.ask(1).add_done_callback(lambda task: task.exception())

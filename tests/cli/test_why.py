@@ -38,7 +38,8 @@ def live(here: Path) -> Iterator[Path]:
 
 def write_status(root: Path, *members: dict[str, Any], age_s: float = 0.5, supervisor_silent_s: float = 0.5) -> None:
     (root / "status.json").write_text(json.dumps({
-        "time": time.time() - age_s, "pid": os.getpid(), "supervisor_silent_s": supervisor_silent_s, "head": "tcp://127.0.0.1:1", "members": members, "children": [], "stuck_s": 2.5,
+        "time": time.time() - age_s, "pid": os.getpid(), "supervisor_silent_s": supervisor_silent_s,
+        "head": "tcp://127.0.0.1:1", "members": members, "children": [], "stuck_s": 2.5,
         "stuck": {"policy-0": {"kind": "silent", "reason": "no heartbeat for 2.6 s"}}, "still_s": 40.0}))
 
 

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .envelope import DATA, GOODBYE, HELLO, REFUSED, RESET, WELCOME, seal_control, unseal
 from .errors import CorruptFrame
 from .handshake import Introduction, from_payload, judge, judge_protocol, said, to_payload
+from .lane import NUMBER
 from .link import Link
 
 
@@ -56,6 +57,8 @@ class Doorman:
             raise CorruptFrame("a message that has no place here")
 
     def _stranger(self, wire: Any, frames: List[Any]) -> None:
+        if len(frames) > 1 and len(frames[-1]) == NUMBER.size:
+            frames = frames[:-1]  # of a link that had a lane
         protocol, kind, payload, _ = unseal(frames)
         if kind == HELLO:
             self._hello(wire, protocol, payload)

@@ -222,3 +222,20 @@ def test_no_descriptor_is_left_behind(zmq_world: World) -> None:
         assert len(os.listdir("/proc/self/fd")) <= first + 2
 
     zmq_world.run(scenario)
+
+
+def test_what_still_comes_for_a_link_that_is_over_is_late_not_corrupt(zmq_world: World) -> None:
+    """The listener has given the peer up; what that had sent past its lane carries a number, as always."""
+
+    async def scenario(world: World) -> None:
+        _, far, link = await world.pair(prepare=served)
+        await link.call(Number(0), deadline_s=5)
+        os.close(link.sharing._lane_out._fd)
+        link.sharing._lane_out._fd = os.open(os.devnull, os.O_RDONLY)  # takes no more writes
+        late = asyncio.ensure_future(link.call(Number(1), deadline_s=5))
+        far.link_over(far.links["controller-0"], "no frame for 10 s")
+        with pytest.raises(BusError, match="stale|no frame"):
+            await late
+        assert far.statistics()["corrupt_frames"] == 0
+
+    zmq_world.run(scenario)

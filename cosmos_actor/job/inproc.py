@@ -47,8 +47,18 @@ def run_inproc(settings: RunSettings, directory: RunDirectory, observer: Observe
         return Outcome(last_word.exit_code, last_word.reason)
     finally:
         loop.run_until_complete(asyncio.wait_for(cluster.close(), CLOSE_DEADLINE_S))
+        _end_tasks(loop)
         loop.close()
         asyncio.set_event_loop(None)
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """What an interrupt left half done: a task that goes with its loop would say so in three lines on the screen."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_DEADLINE_S))
 
 
 def _but_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

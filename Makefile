@@ -42,9 +42,10 @@ bench: $(VENV)/.stamp-dev $(VENV)-ray/.stamp  ## The bus and the bulk plane agai
 	$(VENV)/bin/python benchmarks/bulk.py
 	$(VENV)/bin/python benchmarks/control.py
 
-soak: $(VENV)/.stamp-dev  ## A million messages whose waits end too soon, on both event loops; then 100,000 broken inputs of each decoder
+soak: $(VENV)/.stamp-dev  ## A million messages whose waits end too soon, on both event loops; then 100,000 broken inputs of each decoder, 200 kills
 	$(VENV)/bin/python benchmarks/soak.py
 	$(VENV)/bin/python -m tests.fuzz --examples 100000
+	$(TEST_ENV) $(VENV)/bin/python -m tests.kills --kills 200
 
 $(VENV)-ray/.stamp: $(VENV)/bin/python constraints-ray.txt
 	$(VENV)/bin/python -m venv $(VENV)-ray

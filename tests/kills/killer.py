@@ -47,9 +47,10 @@ def settings(kills: int) -> list[str]:
 
 
 def tolerance(kills: int) -> list[str]:
-    """For the supervisor: so many deaths are nobody's fault, and restarts are soon."""
+    """So many deaths are nobody's fault, restarts are soon, and only who is killed dies, however busy the machine."""
     return ["run.checkpoint_every=2", f"supervisor.intensity={10 * kills}", f"supervisor.poison_deaths={10 * kills}",
-            "supervisor.back_off_first_s=0.1", "supervisor.back_off_most_s=0.5"]
+            "supervisor.back_off_first_s=0.1", "supervisor.back_off_most_s=0.5", "supervisor.start_s=600",
+            "supervisor.heartbeat_s=600", "bus.lost_after_s=120"]
 
 
 class Killer:

@@ -36,7 +36,7 @@ def command(run: Run, *words: str) -> str:
 
 @pytest.mark.parametrize(("shortfall", "trained"), [("replace", TRAINED), ("short", TRAINED - CHUNK)])
 def test_a_prompt_that_kills_its_grader_costs_its_chunk_and_nothing_else(run, shortfall, trained):
-    """No array by reference: what a dying grader had lent would rewind the job, and that is another test."""
+    """No array by reference: what a dying grader had lent would be made again, and that is another test."""
     run.finish(sets=[TASK, f"limiter.shortfall={shortfall}", "bulk.threshold_bytes=65536"])
     assert [line["step"] for line in run.metrics() if "loss/total" in line] == list(range(1, 11))
     restarts = run.events("restarting")
@@ -63,7 +63,7 @@ def test_a_prompt_that_kills_its_grader_costs_its_chunk_and_nothing_else(run, sh
 
 
 def test_a_quarantined_message_is_whole_also_when_its_arrays_travelled_by_reference(run):
-    """The dying grader may take arrays along that it had lent: the job then rewinds, and meets its poison again."""
+    """The dying grader may take arrays along that it had lent: what they were part of is judged again."""
     run.finish(sets=[TASK, "limiter.shortfall=short", "bulk.threshold_bytes=1"])
     balance = run.balance()
     assert balance["balanced"] and balance["dropped"]["quarantined"] >= CHUNK and balance["in_flight"] == 0

@@ -1,4 +1,4 @@
-"""A frame above what a receiver lets in costs the wire that it came on: its own link goes on, and so do the neighbours'."""
+"""A frame above what a receiver lets in costs the wire that it came on: its link goes on, and so do the neighbours'."""
 
 from __future__ import annotations
 

@@ -118,9 +118,9 @@ class Killer:
 
     def _standing(self) -> list[str]:
         """All actors, once each was there: who dies in the first start of a job is one that can not start."""
-        actors = [child["actor"] for child in self._status().get("children", ())]
-        ready = {event["actor"] for event in self._run.events("ready")}
-        return actors if ready.issuperset(actors) else []
+        started, ready = ({event["actor"] for event in self._run.events(name)} for name in ("started", "ready"))
+        expected = {child["actor"] for child in self._status().get("children", ())}
+        return sorted(started) if expected and expected <= started == ready else []
 
     def _serves(self, actor: str) -> bool:
         """Its newest life is ready for work. The registry, which writes status.json, is when it was heard."""

@@ -158,7 +158,8 @@ class RunDirectory(RunPaths):
         for writer in self._writers.values():
             writer.close()
         if self._lock_fd is not None:
-            os.ftruncate(self._lock_fd, 0)  # this process may live on: `owner_pid` must not name it
+            with suppress(OSError):  # of a disk that became read-only; how the run ended has been said
+                os.ftruncate(self._lock_fd, 0)  # this process may live on: `owner_pid` must not name it
             os.close(self._lock_fd)
             self._lock_fd = None
 

@@ -191,3 +191,16 @@ def test_a_run_json_that_lacks_something_is_one_line(folder: Path, text: str) ->
     with pytest.raises(NotFound) as caught:
         RunDirectory.open_for_resume(folder, "digest")
     assert "run.json can not be read" in one_line(caught) and "start a new run" in one_line(caught)
+
+
+def test_a_disk_that_refuses_when_it_is_closed_frees_it_all_the_same(
+        folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make(folder)
+
+    def refuse(fd: int, length: int) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "ftruncate", refuse)
+        directory.close()
+    RunDirectory.open_for_resume(folder, "digest").close()

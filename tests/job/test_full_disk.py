@@ -1,16 +1,18 @@
-"""A disk that fills up in the middle of a job: one line, nothing left running, and the run goes on with room again."""
+"""A disk that fills up under a job: one line, nothing left running, and the run goes on with room again."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.job.runs import Run
+from tests.job.runs import START_S, Run
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600),
               pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="mounting needs root")]
@@ -55,3 +57,34 @@ def test_a_disk_that_fills_up_ends_the_job_with_a_line_and_it_goes_on_when_there
     filler.unlink()
     run.finish("--resume")
     assert run.losses() == uninterrupted.losses() and run.balance()["balanced"]
+
+
+def test_a_resume_that_finds_no_room_loses_nothing(run: Run, disk: Path, uninterrupted: Run) -> None:
+    """Full before it begins, then full while its actors start."""
+    run.directory = disk / "run"
+    process = run.start()
+    run.until_step(7)
+    process.send_signal(signal.SIGTERM)
+    run.wait(process)
+    stopped_at, filler = run.step, fill(disk)
+    assert refused(run, run.start("--resume")).count("No space left on device") == 1
+    filler.unlink()
+    before = len(run.events("started"))
+    process = run.start("--resume")
+    eventually(lambda: len(run.events("started")) > before, "the first actor of the resumed run", within_s=START_S)
+    filler = fill(disk)
+    said = refused(run, process)
+    assert "No space left on device" in said or "database or disk is full" in said
+    filler.unlink()
+    assert run.step >= stopped_at
+    run.finish("--resume")
+    assert run.losses() == uninterrupted.losses() and run.balance()["balanced"]
+
+
+def refused(run: Run, process: subprocess.Popen[bytes]) -> str:
+    """What `up` says that ends with a mistake which a person can put right, and with none of its processes left."""
+    before = run.output.read_text()
+    run.wait(process, code=2)
+    said = run.output.read_text()[len(before):]
+    assert "error: " in said and "Traceback" not in said and run.processes() == [], said
+    return said

@@ -195,9 +195,31 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
+        if durable:
+            make_durable(path.parent, below=False)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        raise named(error, path) from error
+
+
+def make_durable(path: Path, *, below: bool = True) -> None:
+    """Have a file, or a folder's names and all `below` it, on the disk: what a power cut or a dying disk leaves.
+
+    What is not there is passed over. Raises OSError with the path.
+    """
+    try:
+        if below and path.is_dir():
+            for entry in path.iterdir():
+                make_durable(entry)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return
+    except OSError as error:
         raise named(error, path) from error
 
 

@@ -3,8 +3,9 @@
     checkpoints/.writing-000000010/{policy/,replay_buffer.npz,job.json}  ->  checkpoints/iter_000000010/
                                                                          ->  latest_checkpoint.txt
 
-Invariant: `latest_checkpoint.txt` names a complete checkpoint, whenever the writer is killed. A folder `iter_…` is
-complete from its first moment on: it got its name when all was in it.
+Invariant: `latest_checkpoint.txt` names a complete checkpoint, whenever the writer is killed, the machine loses power or
+the disk stops writing. A folder `iter_…` is complete from its first moment on: it got its name when all was in it and
+on the disk.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.ledger import Key
-from cosmos_actor.actors.run_directory import RunPaths, write_whole
+from cosmos_actor.actors.run_directory import RunPaths, make_durable, write_whole
 
 NAME = re.compile(r"iter_\d{9,}")
 DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError)
@@ -40,9 +41,10 @@ class Checkpoint:
 class Draft:
     """A checkpoint that is being written; it does not exist until `finish`."""
 
-    def __init__(self, directory: Path, tracker: Path) -> None:
+    def __init__(self, directory: Path, tracker: Path, relies_on: Sequence[Path] = ()) -> None:
+        """`relies_on`: what else of the run a resume from it needs."""
         self.directory = directory
-        self._tracker = tracker
+        self._tracker, self._relies_on = tracker, relies_on
 
     def finish(self, *, seed: int, step: int, dispatched_through: int, buffered: Sequence[Key]) -> None:
         """Second phase: our own part, then the name."""
@@ -51,11 +53,15 @@ class Draft:
             "seed": seed,
         }
         write_whole(self.directory / "job.json", json.dumps(record, indent=1))
+        make_durable(self.directory)
+        for path in self._relies_on:
+            make_durable(path)
         finished = self.directory.parent / f"iter_{step:09d}"
         if finished.exists():
             shutil.rmtree(finished)  # of before a rewind: the job has come here a second time
         os.replace(self.directory, finished)
-        write_whole(self._tracker, finished.name + "\n")
+        make_durable(finished.parent, below=False)
+        write_whole(self._tracker, finished.name + "\n", durable=True)
 
 
 class Checkpoints:
@@ -65,6 +71,8 @@ class Checkpoints:
         self.root = paths.checkpoints
         self._tracker = paths.latest_checkpoint
         self._keep_last = keep_last
+        self._relies_on = (paths.identity, paths.configuration, paths.keys, paths.metrics, paths.ledger,
+                           paths.root / "reference")
 
     def latest(self) -> Checkpoint | None:
         """The checkpoint that the tracker names, or None before the first. Raises UserError for a damaged one.
@@ -106,7 +114,7 @@ class Checkpoints:
     @contextmanager
     def writing(self, step: int) -> Iterator[Draft]:
         """A draft of the checkpoint of `step`; removed again unless it was finished."""
-        draft = Draft(self.root / f".writing-{step:09d}", self._tracker)
+        draft = Draft(self.root / f".writing-{step:09d}", self._tracker, self._relies_on)
         shutil.rmtree(draft.directory, ignore_errors=True)
         draft.directory.mkdir(parents=True)
         try:

@@ -30,6 +30,25 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.fixture
+def failing_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system whose journal can be given up, as the kernel does when a disk answers with errors."""
+    image, folder = tmp_path / "image", tmp_path / "failing"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    if shutil.which("mkfs.ext4") is None or subprocess.run(["mkfs.ext4", "-q", "-F", str(image)]).returncode:
+        pytest.skip("no mkfs.ext4 here")
+    if not mounts(image, folder):
+        pytest.skip("no loop device here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def mounts(image: Path, folder: Path) -> bool:
+    return subprocess.run(["mount", "-o", "loop", str(image), str(folder)], capture_output=True).returncode == 0
+
+
 def fill(disk: Path) -> Path:
     """To the last byte, again and again until nothing can be written any more."""
     filler = disk / "filler"
@@ -88,3 +107,18 @@ def refused(run: Run, process: subprocess.Popen[bytes]) -> str:
     said = run.output.read_text()[len(before):]
     assert "error: " in said and "Traceback" not in said and run.processes() == [], said
     return said
+
+
+def test_a_disk_that_stops_writing_ends_the_job_with_a_line_and_the_checkpoint_is_on_it(
+        run: Run, failing_disk: Path, uninterrupted: Run) -> None:
+    """What was only in the kernel's memory is lost with the file system's journal."""
+    run.directory = failing_disk / "run"
+    process = run.start()
+    run.until_step(7)
+    subprocess.run(["mount", "-o", "remount,abort", str(failing_disk)], check=True)
+    assert "Read-only file system" in refused(run, process)
+    assert "Read-only file system" in refused(run, run.start("--resume"))
+    subprocess.run(["umount", str(failing_disk)], check=True)
+    assert mounts(failing_disk.with_name("image"), failing_disk)
+    run.finish("--resume")
+    assert run.losses() == uninterrupted.losses() and run.balance()["balanced"]

@@ -66,6 +66,9 @@ CLOSE_DEADLINE_S = 3.0
 """How long a role may take to close. It comes after what the worker computes, and that may be minutes of sampling."""
 
 
+HEAD_GONE = "the head of the run is gone"
+
+
 class HeadLost(BusError):
     """The run's head is gone, so this actor ends. `final`: it said itself that the run is over, or that it has no place
     for us."""
@@ -304,7 +307,7 @@ class ActorRuntime:
         self._lose_head(reason, final=False)
 
     def _lose_head(self, reason: str, *, final: bool) -> None:
-        lost = HeadLost(f"the head of the run is gone: {reason}")
+        lost = HeadLost(f"{HEAD_GONE}: {reason}")
         lost.final = final
         self.end(lost)
 

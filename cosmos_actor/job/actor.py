@@ -24,7 +24,7 @@ from cosmos_actor.bus import Identity, KeyRing, PeerRefused, new_incarnation
 from cosmos_actor.bus.handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY
 from cosmos_actor.job.assembly import ask_settings, make_bus, weight_source
 from cosmos_actor.job.last_line import exit_code_of
-from cosmos_actor.job.rejoin import live
+from cosmos_actor.job.rejoin import LeaveAsked, live
 from cosmos_actor.job.roles import CONTROLLER, ROLE_CLASSES, build_role
 from cosmos_actor.recipes.resolved import load_resolved
 from cosmos_actor.recipes.settings import RunSettings
@@ -57,8 +57,9 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
             return _follow(settings)
         if role == CONTROLLER:
             return _control(identity, keys, settings, head, listen, run_dir)
-        return live(lambda life: event_loop.run(_serve(life, keys, settings, head, listen, joined)), identity,
-                    rejoin_s)
+        asked = LeaveAsked()
+        return live(lambda life: event_loop.run(_serve(life, keys, settings, head, listen, joined, asked)), identity,
+                    rejoin_s, asked)
 
     return exit_code_of(life)
 
@@ -96,14 +97,15 @@ def _control(identity: Identity, keys: KeyRing, settings: RunSettings, head: str
     return process.run(head, listen)
 
 
-async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head: str, listen: str, joined: bool) -> int:
+async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head: str, listen: str, joined: bool,
+                 asked: LeaveAsked) -> int:
     bus = make_bus(identity, keys, settings)
     runtime = ActorRuntime(bus, lambda context: build_role(identity.role, context), settings, settings.run.seed,
                            worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
                            weights=weight_source(bus), blocked_s=settings.supervisor.stuck_s)
     await runtime.start(head, listen)
     runtime.begin()
-    _leave_on_signals(runtime, joined)
+    _leave_on_signals(runtime, joined, asked)
     telling = asyncio.get_running_loop().create_task(_tell_when_joined(runtime)) if joined else None
     try:
         await runtime.until_stopped()
@@ -130,12 +132,13 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _leave_on_signals(runtime: ActorRuntime, joined: bool) -> None:
+def _leave_on_signals(runtime: ActorRuntime, joined: bool, asked: LeaveAsked) -> None:
     """A supervised actor ends at once, since its supervisor knows; a joined one first finishes what it holds."""
     loop = asyncio.get_running_loop()
     tasks: list[asyncio.Task[None]] = []
 
     def on_signal() -> None:
+        asked.note()
         if joined:
             tasks.append(loop.create_task(runtime.leave("asked by a signal")))
         else:

@@ -3,9 +3,9 @@
     checkpoints/.writing-000000010/{policy/,replay_buffer.npz,job.json}  ->  checkpoints/iter_000000010/
                                                                          ->  latest_checkpoint.txt
 
-Invariant: `latest_checkpoint.txt` names a complete checkpoint, whenever the writer is killed, the machine loses power or
-the disk stops writing. A folder `iter_…` is complete from its first moment on: it got its name when all was in it and
-on the disk.
+Invariant: `latest_checkpoint.txt` names a complete checkpoint, whenever the writer is killed, the machine loses power,
+or the disk stops writing. A folder `iter_…` is complete from its first moment on: it got its name when all was in it
+and on the disk.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Checkpoints:
         except DAMAGED as error:
             raise UserError(f"{path} is damaged: {error}; write into it a number above that of all earlier lives, such "
                             "as 1000000", setting="run.run_dir") from error
-        write_whole(path, str(epoch))
+        write_whole(path, str(epoch), durable=True)
         return epoch
 
     def _prune(self) -> None:

@@ -202,7 +202,7 @@ class Launch:
             return
         if event["exit_code"] == MISTAKE:
             self._end(MISTAKE, f"{actor}: {reason}")
-        elif self._starts.ended(actor, incarnation):
+        elif self._starts.ended(actor, incarnation, reason):
             self._end(1, f"{actor} ended {MOST_IN_VAIN} times in a row before it was ready: {reason}")
 
     def _end(self, exit_code: int, reason: str) -> None:

@@ -6,6 +6,7 @@ other that joins. Nothing is carried over.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -19,9 +20,30 @@ PAUSE_S = 0.5
 """Between a life that ended and the next try."""
 
 
-def live(life: Callable[[Identity], int], identity: Identity, rejoin_s: float, *,
-         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> int:
+class LeaveAsked:
+    """Whether SIGTERM or SIGINT came, in whichever life, or between two of them."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __bool__(self) -> bool:
+        return self._asked
+
+    def note(self, *signal_and_frame: object) -> None:
+        self._asked = True
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, and hear signals: each life's loop takes its handlers with it."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.note)
+        time.sleep(seconds)
+
+
+def live(life: Callable[[Identity], int], identity: Identity, rejoin_s: float, asked: LeaveAsked, *,
+         clock: Callable[[], float] = time.monotonic) -> int:
     """The exit code of `life`, which is begun anew for up to `rejoin_s` after each time that it raised HeadLost.
+
+    0 where the actor was asked to leave: it has left then.
 
     Raises what ended the last one: HeadLost at once where the run said that it is over, another error when no new
     life could begin in time.
@@ -31,15 +53,21 @@ def live(life: Callable[[Identity], int], identity: Identity, rejoin_s: float, *
         try:
             return life(identity)
         except HeadLost as lost:
+            if asked:
+                return 0
             if lost.final or rejoin_s <= 0:
                 raise
             until = clock() + rejoin_s
             print(f"{identity.actor}: {lost}; joining again as soon as it can be reached, for {rejoin_s:g} s",
                   file=sys.stderr, flush=True)
         except (DeadlineExceeded, PeerRefused) as error:
+            if asked and until is not None:
+                return 0
             if until is None or clock() >= until or not _passes(error):
                 raise
-        sleep(PAUSE_S)
+        asked.pause(PAUSE_S)
+        if asked:
+            return 0
         identity = replace(identity, incarnation=new_incarnation())
 
 

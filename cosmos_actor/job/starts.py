@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from cosmos_actor.actors.runtime import HEAD_GONE
+
 MOST_IN_VAIN = 3
 """Lives of one actor that may end in a row before they served. A start takes seconds to minutes, so the restarts of one
 that always fails may never be frequent enough for `supervisor.intensity`."""
@@ -21,8 +23,13 @@ class Starts:
         self._serving[actor] = incarnation
         self._in_vain[actor] = 0
 
-    def ended(self, actor: str, incarnation: str) -> bool:
-        """Note the end of a life that nobody asked to end; True when it is one in vain too many."""
+    def ended(self, actor: str, incarnation: str, reason: str) -> bool:
+        """Note the end of a life that nobody asked to end; True when it is one in vain too many.
+
+        One that was cut off from the run, or too starved to answer, tells nothing about starts.
+        """
+        if HEAD_GONE in reason:
+            return False
         if self._serving.get(actor) != incarnation:
             self._in_vain[actor] += 1
         return self._in_vain[actor] >= MOST_IN_VAIN

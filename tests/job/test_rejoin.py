@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from cosmos_actor.actors.head import NAME_TAKEN
 from cosmos_actor.actors.runtime import HeadLost
 from cosmos_actor.bus import DeadlineExceeded, Identity, PeerRefused
-from cosmos_actor.job.rejoin import live
+from cosmos_actor.job.rejoin import LeaveAsked, live
 
 FIRST = Identity("run", "rollout", "rollout-far", "1")
 NOBODY = DeadlineExceeded("no registry at tcp://h:1 within 20 s")
@@ -27,22 +30,30 @@ class Lives:
 
     def __init__(self, *ends: Any) -> None:
         self._ends = list(ends)
+        self.asked = LeaveAsked()
+        self.asked.pause = self._sleep
         self.identities: list[Identity] = []
         self.now = 0.0
+        self.signal_in_pause = False
 
     def live(self, rejoin_s: float = 300.0) -> int:
-        return live(self._life, FIRST, rejoin_s, clock=lambda: self.now, sleep=self._sleep)
+        return live(self._life, FIRST, rejoin_s, self.asked, clock=lambda: self.now)
 
     def _life(self, identity: Identity) -> int:
         self.identities.append(identity)
         self.now += 10.0
         end = self._ends.pop(0)
+        if end == "signal":
+            self.asked.note()
+            end = lost()
         if isinstance(end, Exception):
             raise end
         return int(end)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
+        if self.signal_in_pause:
+            self.asked.note()
 
 
 def test_each_life_is_another_incarnation_of_the_same_actor(capsys):
@@ -78,3 +89,28 @@ def test_without_time_to_join_again_the_first_loss_is_the_end():
     lives = Lives(lost(), 0)
     with pytest.raises(HeadLost):
         lives.live(rejoin_s=0.0)
+
+
+@pytest.mark.parametrize("ends", [("signal",), (lost(), "signal")])
+def test_who_was_asked_to_leave_begins_no_new_life(ends):
+    """The signal came while the life was losing its run, so nobody heard it then."""
+    lives = Lives(*ends)
+    assert lives.live() == 0 and len(lives.identities) == len(ends)
+
+
+def test_a_signal_between_two_lives_is_heard():
+    lives = Lives(lost(), 1)
+    lives.signal_in_pause = True
+    assert lives.live() == 0 and len(lives.identities) == 1
+
+
+def test_a_real_signal_between_two_lives_is_noted():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    asked = LeaveAsked()
+    try:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        asked.pause(0.3)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert asked

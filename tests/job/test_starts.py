@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cosmos_actor.actors.runtime import HEAD_GONE
 from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
 from tests.job.runs import Run
 
@@ -15,19 +16,28 @@ def make_task(settings, seed):
 """
 
 
+WHY = "exit 1: RuntimeError: no licence"
+
+
 def test_lives_in_vain_are_counted_in_a_row_and_by_actor():
     starts = Starts()
-    ends = [starts.ended("policy-0", str(life)) for life in range(MOST_IN_VAIN)]
+    ends = [starts.ended("policy-0", str(life), WHY) for life in range(MOST_IN_VAIN)]
     assert ends == [False] * (MOST_IN_VAIN - 1) + [True]
-    assert not starts.ended("rollout-0", "a")
+    assert not starts.ended("rollout-0", "a", WHY)
 
 
 def test_a_life_that_served_begins_the_count_anew():
     starts = Starts()
     for round_number in range(5):
-        assert not starts.ended("policy-0", f"{round_number}-in-vain")
+        assert not starts.ended("policy-0", f"{round_number}-in-vain", WHY)
         starts.served("policy-0", f"{round_number}-good")
-        assert not starts.ended("policy-0", f"{round_number}-good")
+        assert not starts.ended("policy-0", f"{round_number}-good", WHY)
+
+
+def test_a_life_that_was_cut_off_from_the_run_was_not_in_vain():
+    starts = Starts()
+    for number in range(2 * MOST_IN_VAIN):
+        assert not starts.ended("policy-0", str(number), f"exit 1: error: {HEAD_GONE}: stale incarnation 1-a")
 
 
 @pytest.mark.heavy

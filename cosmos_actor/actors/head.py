@@ -21,7 +21,6 @@ from cosmos_actor.actors.messages import (
     PROCESSES_TOPIC,
     READY,
     STATUS_TOPIC,
-    SUPERVISOR,
     ActorStatus,
     Announce,
     AskSettings,
@@ -35,6 +34,7 @@ from cosmos_actor.actors.messages import (
     plain,
 )
 from cosmos_actor.actors.registry import Registry
+from cosmos_actor.actors.role_names import SUPERVISOR
 from cosmos_actor.actors.run_directory import write_whole
 from cosmos_actor.bus import Bus, BusError, Link
 from cosmos_actor.bus.handshake import Introduction

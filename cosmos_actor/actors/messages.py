@@ -10,8 +10,6 @@ from cosmos_actor.bus.schema import Json, schema
 MEMBERSHIP_TOPIC = "membership"
 STATUS_TOPIC = "status"
 PROCESSES_TOPIC = "processes"
-REGISTRY, SUPERVISOR = "registry", "supervisor"
-"""The roles of the process that is the head of a run, and of the one that owns the processes."""
 DIALLING, STARTING, READY, LEAVING, FAILED = "dialling", "starting", "ready", "leaving", "failed"
 """States of an actor's life; see `ActorRuntime`."""
 

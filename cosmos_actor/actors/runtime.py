@@ -27,7 +27,6 @@ from cosmos_actor.actors.messages import (
     LEAVING,
     MEMBERSHIP_TOPIC,
     READY,
-    REGISTRY,
     STARTING,
     STATUS_TOPIC,
     ActorStatus,
@@ -37,6 +36,7 @@ from cosmos_actor.actors.messages import (
     StopActor,
 )
 from cosmos_actor.actors.role import Role
+from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.actors.worker import Worker
 from cosmos_actor.bus import Bus, BusError, Link, PeerRefused, schema_key
 from cosmos_actor.bus.bus import SAID_GOODBYE

@@ -49,7 +49,7 @@ def check_live(run: str, *, as_json: bool) -> int:
 
 def whom_to_ask(paths: RunPaths) -> dict[str, tuple[str, str]]:
     """Actor -> its role and address, as the head last wrote them. Raises NotFound for a run that is not up."""
-    from cosmos_actor.actors.messages import REGISTRY
+    from cosmos_actor.actors.role_names import REGISTRY
     from cosmos_actor.cli.run_state import read_status
     status = read_status(paths)
     head = str(status.get("head") or "")

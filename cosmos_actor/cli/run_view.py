@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cosmos_actor.actors.role_names import REGISTRY
+
 Record = Mapping[str, Any]
 RECENT_STEPS = 10
 """Steps that a time estimate looks at: enough to even out checkpoints, few enough to follow a change."""
@@ -111,7 +113,8 @@ class RunView:
 
     @property
     def alive(self) -> int:
-        return sum(actor.state in ("starting", "ready") for actor in self.actors.values())
+        """Actors that take part; the registry only knows of them."""
+        return sum(actor.state in ("starting", "ready") and actor.role != REGISTRY for actor in self.actors.values())
 
     @property
     def restarts(self) -> int:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from cosmos_actor.actors.context import WeightSource
-from cosmos_actor.actors.messages import REGISTRY, AskSettings
+from cosmos_actor.actors.messages import AskSettings
+from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.bus import Bus, Identity, KeyRing, Limits, MemoryNetwork, MemoryTransport, ZmqTransport
 from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.bus.faults import Faults, FaultyTransport

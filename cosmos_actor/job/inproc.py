@@ -17,8 +17,8 @@ from typing import Any
 from cosmos_actor.actors.context import Context, SystemClock
 from cosmos_actor.actors.handle import InlineDriver
 from cosmos_actor.actors.head import Head
-from cosmos_actor.actors.messages import REGISTRY
 from cosmos_actor.actors.role import Role
+from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.runtime import ActorRuntime
 from cosmos_actor.actors.worker import InlineWorker

@@ -15,10 +15,11 @@ from cosmos_actor.actors.child_spec import ChildSpec
 from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.errors import UserError
-from cosmos_actor.actors.messages import READY, REGISTRY, SUPERVISOR, Heard, JobFinished, KillStuck
+from cosmos_actor.actors.messages import READY, Heard, JobFinished, KillStuck
 from cosmos_actor.actors.placement import PlacedActor
 from cosmos_actor.actors.restart_policy import Outcome as LifeOutcome
 from cosmos_actor.actors.restart_policy import Restart, Strategy
+from cosmos_actor.actors.role_names import REGISTRY, SUPERVISOR
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.supervisor import Supervisor
 from cosmos_actor.bus import Identity, KeyFileError, KeyRing, make_run_keys, new_incarnation

@@ -25,9 +25,7 @@ from cosmos_actor.actors.head import Head
 from cosmos_actor.actors.json_lines import ForgivingWriter, JsonLinesWriter, read_json_lines
 from cosmos_actor.actors.messages import (
     READY,
-    REGISTRY,
     STARTING,
-    SUPERVISOR,
     ActorStatus,
     AskMute,
     DumpStacks,
@@ -37,6 +35,7 @@ from cosmos_actor.actors.messages import (
     MuteRole,
     Warned,
 )
+from cosmos_actor.actors.role_names import REGISTRY, SUPERVISOR
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.bus import BusError, Identity, KeyRing, Link, PeerLost, new_incarnation
 from cosmos_actor.job.assembly import make_bus

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from cosmos_actor.actors import stacks
 from cosmos_actor.actors.messages import (
     PROCESSES_TOPIC,
-    REGISTRY,
     AskMute,
     DumpStacks,
     Heard,
@@ -19,6 +18,7 @@ from cosmos_actor.actors.messages import (
     Processes,
     Warned,
 )
+from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.bus import Bus, BusError, Link
 
 TELL_EVERY_S = 1.0

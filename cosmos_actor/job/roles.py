@@ -6,8 +6,8 @@ from typing import Any
 
 from cosmos_actor.actors.context import Context
 from cosmos_actor.actors.loading import load_object
-from cosmos_actor.actors.messages import REGISTRY, SUPERVISOR
 from cosmos_actor.actors.role import Role
+from cosmos_actor.actors.role_names import REGISTRY, SUPERVISOR
 
 ROLE_CLASSES = {
     "data": "cosmos_actor.roles.data:DataRole",

@@ -17,8 +17,8 @@ from typing import Any
 from cosmos_actor.actors import stacks
 from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.head import Head
-from cosmos_actor.actors.messages import REGISTRY
 from cosmos_actor.actors.processes import process_state, with_processes
+from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.wait_graph import graph_of, one_line
 from cosmos_actor.actors.watch import SILENT, Finding, GoesOn, KillStuck, Standstill, Stuck, Watch, sight_of

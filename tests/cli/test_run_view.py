@@ -110,3 +110,10 @@ def test_a_stuck_actor_is_stuck_until_it_goes_on_or_ends() -> None:
 def test_a_standstill_is_a_line_with_its_cause() -> None:
     line = {"event": "standstill", "for_s": 120.3, "why": "rollout-0 does not run", "stacks": ["logs/a.txt"]}
     assert RunView().add_events([line]) == ["nothing got done for 120 s: rollout-0 does not run; stacks in logs/"]
+
+
+def test_the_registry_is_no_actor_that_takes_part() -> None:
+    view = RunView()
+    view.add_events([{"event": "started", "actor": actor, "incarnation": "1-a", "pid": 1, "role": actor[:-2]}
+                     for actor in ("registry-0", "policy-0", "rollout-0")])
+    assert set(view.actors) == {"registry-0", "policy-0", "rollout-0"} and view.alive == 2

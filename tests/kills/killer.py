@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 
-from cosmos_actor.actors.messages import READY, REGISTRY
+from cosmos_actor.actors.messages import READY
+from cosmos_actor.actors.role_names import REGISTRY
 from tests.job.runs import START_S, Run, kill
 from tests.kills.plan import Kill, Pace, plan, steps_of
 from tests.waiting import eventually

@@ -22,7 +22,7 @@ async def until(look: Callable[[], Any]) -> None:
 async def ready(cluster: SmallCluster, *actors: str, **options: Any) -> list[ActorRuntime]:
     runtimes = [await cluster.add(actor, **options) for actor in actors]
     await until(lambda: all(member_of(cluster, actor) and member_of(cluster, actor).ready for actor in actors))
-    await until(lambda: len(cluster.fleet.members("echo")) == len(actors))
+    await cluster.fleet.wait_for_members("echo", len(actors), 10.0)
     return runtimes
 
 

@@ -19,8 +19,6 @@ ORDERS = "COSMOS_ACTOR_TEST_SIGNALS"
 """Environment: the file that an order is left in. When it is obeyed, `.sent` beside it has the time."""
 UNDER_WAY_S = 0.02
 """After what the point names has begun."""
-BETWEEN_S = 0.2
-"""Two signals of one kind that are not yet delivered are one."""
 POINTS = {
     "sft": ("policy", "sft"), "first weights": ("weights", "publish_reference"), "generate": ("rollout", "generate"),
     "judge": ("reward", "score"), "update": ("policy", "update"), "publish": ("weights", "publish"),
@@ -65,5 +63,4 @@ def _send(wanted: dict[str, Any], sent: Path) -> None:
     assert up is not None
     sent.write_text(str(time.monotonic()))
     for name in wanted["signals"]:
-        os.kill(up, getattr(signal, name))
-        time.sleep(BETWEEN_S)
+        os.kill(up, getattr(signal, name))  # two of one kind may come as one, two of two kinds may not

@@ -55,7 +55,8 @@ DECLARE_DEADLINE_S = 1.0
 HEAD_DEADLINE_S = 20.0
 """How long an actor tries to reach its head before it gives up and says so."""
 HEAD_BACK_S = 30.0
-"""How long an actor goes on without a head that is gone, trying to reach its successor."""
+"""How long an actor goes on without a head that is gone, trying to reach its successor. One that has a supervisor may
+try for as long as a start takes: it ends with that one anyway."""
 HEAD_DIAL_S, HEAD_PAUSE_S = 5.0, 0.2
 """One attempt to reach it, and the pause before the next."""
 TURN_DEADLINE_S = 30.0

@@ -18,7 +18,7 @@ from cosmos_actor.actors.context import SystemClock
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.messages import READY
 from cosmos_actor.actors.run_directory import RunPaths
-from cosmos_actor.actors.runtime import ActorRuntime
+from cosmos_actor.actors.runtime import HEAD_BACK_S, ActorRuntime
 from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import Identity, KeyRing, PeerRefused, new_incarnation
 from cosmos_actor.bus.handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY
@@ -102,7 +102,8 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
     bus = make_bus(identity, keys, settings)
     runtime = ActorRuntime(bus, lambda context: build_role(identity.role, context), settings, settings.run.seed,
                            worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
-                           weights=weight_source(bus), blocked_s=settings.supervisor.stuck_s)
+                           weights=weight_source(bus), blocked_s=settings.supervisor.stuck_s,
+                           head_back_s=HEAD_BACK_S if joined else settings.supervisor.start_s)
     await runtime.start(head, listen)
     runtime.begin()
     _leave_on_signals(runtime, joined, asked)

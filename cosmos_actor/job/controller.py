@@ -137,7 +137,8 @@ class ControllerProcess:
         job = make_job(bus, self._settings, self._driver, self._paths, self._clock)
         runtime = ActorRuntime(bus, build_controller, self._settings, self._settings.run.seed,
                                worker=ThreadWorker("controller"), clock=self._clock,
-                               blocked_s=self._settings.supervisor.stuck_s)
+                               blocked_s=self._settings.supervisor.stuck_s,
+                               head_back_s=self._settings.supervisor.start_s)
         job.waiting = partial(runtime.context.waiting, on="")
         runtime.questions = job.fleet.questions
         await runtime.start(head_address, listen)

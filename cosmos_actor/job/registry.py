@@ -47,8 +47,9 @@ from cosmos_actor.recipes.settings import RunSettings
 STATUS_PERIOD_S = 1.0
 """Period of status.json, and of this process's own word to the supervisor."""
 LOGGER = "cosmos_actor"
-TELL_DEADLINE_S = 5.0
-"""How long the supervisor may take to hear something; what is newer by then is told instead."""
+TELL_DEADLINE_S, TELL_PAUSE_S = 5.0, 0.2
+"""How long the supervisor may take to hear something, and the pause before it is told once more."""
+MOST_PENDING = 10_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +81,7 @@ async def _live(identity: Identity, keys: KeyRing, settings: RunSettings, paths:
 
 
 class ToSupervisor:
-    """What the supervisor has to hear, in order; of two words about the same thing the newer one."""
+    """What the supervisor has to hear; of two words about the same thing the newer one, of very many the newest."""
 
     def __init__(self) -> None:
         self._pending: dict[Hashable, Any] = {}
@@ -88,6 +89,8 @@ class ToSupervisor:
 
     def put(self, about: Hashable, message: Any) -> None:
         self._pending[about] = message
+        if len(self._pending) > MOST_PENDING:
+            del self._pending[next(iter(self._pending))]
         self._some.set()
 
     async def tell(self, bus: Any) -> None:
@@ -99,10 +102,12 @@ class ToSupervisor:
                 self._some.clear()
                 continue
             about = next(iter(self._pending))
+            message = self._pending.pop(about)
             try:
-                await link.emit(self._pending.pop(about), deadline_s=TELL_DEADLINE_S)
-            except BusError:
-                continue  # it is gone, or does not listen: the next word says how it is by then
+                await link.emit(message, deadline_s=TELL_DEADLINE_S)
+            except BusError:  # it is gone, or does not listen
+                self._pending.setdefault(about, message)
+                await asyncio.sleep(TELL_PAUSE_S)
 
     def again(self, link: Link) -> None:
         """Somebody has come."""

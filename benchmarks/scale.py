@@ -85,7 +85,7 @@ async def measure(folder: Path, actors: int, processes: int) -> dict[str, Any]:
         statuses += 1
 
     bus = Bus(Identity("scale", "registry", "registry-0", new_incarnation()), ZmqTransport(),
-              KeyRing.load(folder / "supervisor.key"), limits=Limits(lost_after_s=120.0, shared_bytes=0))
+              KeyRing.load(folder / "registry.key"), limits=Limits(lost_after_s=120.0, shared_bytes=0))
     head = Head(bus, {}, 0, status_path=folder / "status.json", clock=time.time, on_status=count)
     address = await head.start("tcp://127.0.0.1:0")
     begun, used = time.perf_counter(), processor_s()

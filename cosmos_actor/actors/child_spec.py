@@ -21,6 +21,8 @@ class ChildSpec:
     pass_fds: tuple[int, ...] = ()
     # descriptors of the supervisor's that the child inherits, under the same numbers
     restart: Restart = Restart.PERMANENT
+    alone: bool = False
+    # its death restarts nobody else and no other's death restarts it, whatever the strategy
     significant: bool = False
     # when it ends well, the job is finished (OTP's `any_significant`)
     after: tuple[str, ...] | None = None

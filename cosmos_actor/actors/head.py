@@ -34,7 +34,7 @@ from cosmos_actor.actors.messages import (
     plain,
 )
 from cosmos_actor.actors.registry import Registry
-from cosmos_actor.actors.role_names import SUPERVISOR
+from cosmos_actor.actors.role_names import SUPERVISOR, SUPERVISOR_ACTOR
 from cosmos_actor.actors.run_directory import write_whole
 from cosmos_actor.bus import Bus, BusError, Link
 from cosmos_actor.bus.handshake import Introduction
@@ -146,7 +146,7 @@ class Head:
         """status.json: who is here and how they are, and `more`."""
         if self._status_path is not None:
             status = {"time": self._clock(), "pid": os.getpid(), "head": self.address,
-                      "supervisor_silent_s": self._silent_s(f"{SUPERVISOR}-0"), "members": self.members(), **more}
+                      "supervisor_silent_s": self._silent_s(SUPERVISOR_ACTOR), "members": self.members(), **more}
             write_whole(self._status_path, json.dumps(status))
 
     def _silent_s(self, actor: str) -> float | None:
@@ -210,7 +210,10 @@ class Head:
             self._depart(member, f"left: {reason}" if member.leaving else reason)
 
     def _give_up_absent(self) -> None:
+        running = {child["incarnation"] for child in self.processes.children if child.get("pid")}
         for actor, incarnation in list(self._absent.items()):
+            if incarnation in running:
+                continue  # its loop stands still; whether for too long is the supervisor's to say
             self.exited(actor, incarnation, f"did not come back within {self._return_s:g} s of the registry's restart")
 
     def _wire_down(self, link: Link) -> None:

@@ -215,11 +215,6 @@ class Ledger:
             "balanced": dispatched == sum(by_status.values()),
         }
 
-    def make_durable(self) -> None:
-        """All that was written is on the disk: what a checkpoint refers to must not be younger than it."""
-        with self._reading():
-            self._database.execute("PRAGMA wal_checkpoint(FULL)")
-
     def close(self) -> None:
         """Ends the use of the file; what was written stays."""
         with self._lock:

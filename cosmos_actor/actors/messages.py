@@ -136,9 +136,9 @@ class Heard:
     """How long it has asked to be left alone."""
 
 
-@schema("kill_stuck", version=1)
+@schema("kill_order", version=1)
 @dataclass(frozen=True)
-class KillStuck:
+class KillOrder:
     """An actor is stuck, and the settings say that it is to be killed."""
 
     actor: str

@@ -4,7 +4,7 @@ Invariant: at most one living process holds a run directory. The kernel frees it
 
     run.json                what this is: run id, digest of the configuration
     config.resolved.toml    the settings, reloads equal
-    metrics.jsonl           one object a step          events.jsonl   what the supervisor saw
+    metrics.jsonl           one object a step          events.jsonl   what happened to actors
     ledger.sqlite           every trajectory           logs/ROLE-N/INCARNATION.log
     registry.jsonl          who came and went in this life of the run
     checkpoints/  record/  keys/ (0700)  latest_checkpoint.txt  report.html

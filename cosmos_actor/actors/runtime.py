@@ -38,9 +38,9 @@ from cosmos_actor.actors.messages import (
 from cosmos_actor.actors.role import Role
 from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.actors.worker import Worker
-from cosmos_actor.bus import Bus, BusError, Link, PeerRefused, schema_key
+from cosmos_actor.bus import Bus, BusError, Link, MessageTooLarge, PeerRefused, SchemaError, schema_key
 from cosmos_actor.bus.bus import SAID_GOODBYE
-from cosmos_actor.bus.handshake import WRONG_SERVER_KEY
+from cosmos_actor.bus.handshake import NO_CURVE, WRONG_SERVER_KEY
 from cosmos_actor.bus.roster import STALE
 from cosmos_actor.bus.waits import held, under_way
 
@@ -63,11 +63,10 @@ TURN_DEADLINE_S = 30.0
 """How long a setup leaves the processors to one that the job needs earlier."""
 LEAVE_DEADLINE_S = 60.0
 """How long a leaving actor may finish what it holds."""
+HEAD_GONE = "the head of the run is gone"
+"""How the reason of an actor that lost its head begins."""
 CLOSE_DEADLINE_S = 3.0
 """How long a role may take to close. It comes after what the worker computes, and that may be minutes of sampling."""
-
-
-HEAD_GONE = "the head of the run is gone"
 
 
 class HeadLost(BusError):
@@ -90,6 +89,8 @@ class ActorRuntime:
         self.role = build_role(self.context)
         self.stopped = asyncio.Event()
         self.failure: BaseException | None = None
+        self.asked_to_end = ""
+        """Why, if somebody said so."""
         self.questions: Callable[[], list[dict[str, Any]]] = list
         """What the controller has asked and not been answered, for `why`."""
         self._blocked_s, self._blocked = blocked_s, False
@@ -129,9 +130,13 @@ class ActorRuntime:
             head = self._head
             try:
                 return await head.call(message, deadline_s=max(0.001, until - self._loop.time()))
-            except BusError:
-                if self._loop.time() + HEAD_PAUSE_S > until or self.stopped.is_set():
+            except BusError as error:
+                if self.stopped.is_set():
+                    raise self.failure or error from error
+                if isinstance(error, (MessageTooLarge, SchemaError)) or self._loop.time() + HEAD_PAUSE_S > until:
                     raise
+                if head.lost is not None:
+                    self._link_down(head, head.lost)  # its word may have come before there was anybody to hear it
                 await asyncio.sleep(HEAD_PAUSE_S)
 
     def begin(self) -> None:
@@ -151,9 +156,12 @@ class ActorRuntime:
         self.state = LEAVING
         try:
             await self.tell_head(Leaving(reason), deadline_s=5.0)
+        except BusError:
+            pass  # it is asked for nothing new once its link is gone
+        try:
             await asyncio.wait_for(self._idle(), LEAVE_DEADLINE_S)
-        except (BusError, asyncio.TimeoutError):
-            pass  # an unreachable head or an overlong answer must not keep an actor that wants to go
+        except asyncio.TimeoutError:
+            pass  # an overlong answer must not keep an actor that wants to go
         self.end()
 
     async def close(self) -> None:
@@ -270,6 +278,7 @@ class ActorRuntime:
             told.set()
 
     async def _stop_asked(self, message: StopActor, link: Link) -> None:
+        self.asked_to_end = message.reason
         self.end()
 
     async def _idle(self) -> None:
@@ -280,7 +289,7 @@ class ActorRuntime:
             await asyncio.sleep(0.1)
 
     def _link_down(self, link: Link, reason: str) -> None:
-        if link is not self._head or self._seeking or self.state == LEAVING or self.stopped.is_set():
+        if link is not self._head or self._seeking or self.stopped.is_set():
             return
         if reason.startswith(SAID_GOODBYE):
             self._lose_head(reason, final=True)
@@ -301,13 +310,15 @@ class ActorRuntime:
                     self._publish_status()
                     return
             except BusError as error:
-                if isinstance(error, PeerRefused) and not error.reason.startswith(WRONG_SERVER_KEY):
+                if isinstance(error, PeerRefused) and not error.reason.startswith((WRONG_SERVER_KEY, NO_CURVE)):
                     self._lose_head(error.reason, final=not error.reason.startswith(STALE))
                     return
             await asyncio.sleep(HEAD_PAUSE_S)
         self._lose_head(reason, final=False)
 
     def _lose_head(self, reason: str, *, final: bool) -> None:
+        if self.state == LEAVING:
+            return  # it finishes what it holds, which others wait for, and ends by itself
         lost = HeadLost(f"{HEAD_GONE}: {reason}")
         lost.final = final
         self.end(lost)

@@ -220,7 +220,10 @@ class Supervision:
             return
         self._counts["restarts"] += 1
         delay_s = limits.back_off_s(child.restarts.add(self._now))
-        group = self._strategy.group(list(self.children), actor)
+        group = [actor]
+        if not child.spec.alone:
+            sharing = [name for name, other in self.children.items() if not other.spec.alone]
+            group = self._strategy.group(sharing, actor)
         self._wait(child, delay_s, group)
         self._out.append(Restarting(actor, delay_s, reason))
         for name in group:

@@ -147,7 +147,7 @@ class Supervisor:
     async def __aexit__(self, *_: object) -> None:
         await self.stop("its owner is done")
 
-    # ---- what children say (over the bus; the lead wires it)
+    # ---- what children say, as the registry hands it on
 
     def mark_ready(self, actor: str, incarnation: str) -> None:
         """This life does its work now. A word of a life that is over changes nothing."""

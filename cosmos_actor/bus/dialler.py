@@ -27,6 +27,10 @@ ANOTHER_ANSWERS = "another process answers at its address"
 """Its port is free only once it is gone: the link is over, and nothing of it is for the one that is there now."""
 
 
+SUSPECTED_FOR = 0.25
+"""The part of `bus.lost_after_s` for which a link is redialled at an address that seems to be another's."""
+
+
 class Dialler:
     """Keeps one link supplied with wires.
 
@@ -45,7 +49,7 @@ class Dialler:
         self._sharing: Optional[Sharing] = None
         self._hello_at: Optional[float] = None
         self._pause_s = bus.limits.redial_first_s
-        self._suspicions = 0
+        self._suspicions, self._suspected_at = 0, 0.0
         self._stopped = False
         self._redial: Optional[asyncio.TimerHandle] = None
         self._loop = asyncio.get_running_loop()
@@ -115,12 +119,19 @@ class Dialler:
             self._broken(reason)
 
     def _is_final(self, reason: str) -> bool:
-        """A listener that dies in the middle of a handshake looks like one with a wrong key: ask twice.
+        """A listener that dies in the middle of a handshake, or a network that hangs up, looks like one with a wrong
+        key: ask twice, and for a part of `bus.lost_after_s` where a link stands.
 
         One that only says nothing may be starting up: ask until the deadline.
         """
-        self._suspicions = self._suspicions + 1 if reason.startswith(WRONG_SERVER_KEY) else 0
-        return self._suspicions >= 2 or reason.startswith((KEY_NOT_LISTED, NO_CURVE))
+        now = self.bus.clock.now()
+        if not reason.startswith(WRONG_SERVER_KEY):
+            self._suspicions = 0
+        elif not self._suspicions:
+            self._suspected_at = now
+        self._suspicions += reason.startswith(WRONG_SERVER_KEY)
+        lasting = self.link is None or now - self._suspected_at >= SUSPECTED_FOR * self.bus.limits.lost_after_s
+        return (self._suspicions >= 2 and lasting) or reason.startswith((KEY_NOT_LISTED, NO_CURVE))
 
     # -- the handshake ------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, Coroutine, Dict, List, Optional, Sequence, Tup
 
 from .codec import ArrayReference
 from .envelope import CALL, EVENT, GOODBYE, WORK, seal_control, unseal
-from .errors import BusError, CorruptFrame, GapError, LinkClosed, PeerLost
+from .errors import BusError, CorruptFrame, GapError, LinkClosed, PeerLost, copy_of
 from .handshake import Introduction
 from .identity import Identity
 from .incoming import Incoming
@@ -32,6 +32,7 @@ class Link:
         self.address = address
         self.dialled = dialled
         self.lost: Optional[str] = None
+        self._ended_with = BusError("the link is up")
         self.wire: Any = None
         """What the transport made; it is sent through `out.wire`."""
         self.sharing = Sharing(0)
@@ -135,7 +136,7 @@ class Link:
         lent = await bulk.externalise(encoded[2], peer, self.host_id, self._inline_bytes, deadline_s)
         try:
             if self.lost is not None:  # meanwhile: what a peer holds is let go when its link ends, and never after
-                raise PeerLost(self.lost, peer=str(self.peer))
+                raise copy_of(self._ended_with)
             return self.out.pack(message, extra, encoded)._replace(lent=lent)
         except BusError:
             bulk.take_back(lent, peer)
@@ -253,6 +254,7 @@ class Link:
         error: BusError = PeerLost(reason, peer=peer)
         if closed_by_us:
             error = LinkClosed(f"link closed: {reason}", peer=peer)
+        self._ended_with = error
         lost = self.out.end(error)
         self.incoming.end()
         return lost

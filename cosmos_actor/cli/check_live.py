@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from cosmos_actor.actors.errors import NotFound
+from cosmos_actor.actors.role_names import REGISTRY, REGISTRY_ACTOR
 
 if TYPE_CHECKING:
     from cosmos_actor.actors.run_directory import RunPaths
@@ -35,7 +36,7 @@ def check_live(run: str, *, as_json: bool) -> int:
     paths = find_run(run)
     asked = whom_to_ask(paths)
     said = asyncio.run(ask_all(paths, asked))
-    found = edges(said, planned(paths) | (set(asked) - {"registry-0"}))
+    found = edges(said, planned(paths) | (set(asked) - {REGISTRY_ACTOR}))
     if as_json:
         rows = [{**asdict(edge), "bad": edge.bad} for edge in found]
         typer.echo(json.dumps({"run_dir": str(paths.root), "ok": not any(edge.bad for edge in found), "edges": rows}))
@@ -49,7 +50,6 @@ def check_live(run: str, *, as_json: bool) -> int:
 
 def whom_to_ask(paths: RunPaths) -> dict[str, tuple[str, str]]:
     """Actor -> its role and address, as the head last wrote them. Raises NotFound for a run that is not up."""
-    from cosmos_actor.actors.role_names import REGISTRY
     from cosmos_actor.cli.run_state import read_status
     status = read_status(paths)
     head = str(status.get("head") or "")
@@ -60,7 +60,7 @@ def whom_to_ask(paths: RunPaths) -> dict[str, tuple[str, str]]:
                        setting="--live")
     members = {member["actor"]: (member["role"], member["address"]) for member in status.get("members", ())
                if not member["leaving"]}
-    return {"registry-0": (REGISTRY, head), **members}
+    return {REGISTRY_ACTOR: (REGISTRY, head), **members}
 
 
 def planned(paths: RunPaths) -> set[str]:

@@ -46,8 +46,10 @@ def explanation(paths: Any) -> dict[str, Any]:
         registry = int(status.get("pid") or 0)
         head += [f"the registry, process {registry}, has said nothing for {age_s:.0f} s: it is "
                  f"{process_state(registry)}", f"what follows is {age_s:.0f} s old"]
-    silent_s = status.get("supervisor_silent_s") or 0.0
-    if silent_s > OLD_S:
+    silent_s = status.get("supervisor_silent_s", 0.0)
+    if silent_s is None:
+        head += [f"the supervisor, process {owner}, has no link to the registry: it is {process_state(owner)}"]
+    elif silent_s > OLD_S:
         head += [f"the supervisor, process {owner}, has said nothing to the registry for {silent_s:.0f} s: it is "
                  f"{process_state(owner)}"]
     return {

@@ -58,8 +58,12 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
         if role == CONTROLLER:
             return _control(identity, keys, settings, head, listen, run_dir)
         asked = LeaveAsked()
-        return live(lambda life: event_loop.run(_serve(life, keys, settings, head, listen, joined, asked)), identity,
-                    rejoin_s, asked)
+
+        def serve(life: Identity) -> int:
+            newest = settings if life is identity or run_dir else _of_head(life, keys, head, key)
+            return event_loop.run(_serve(life, keys, newest, head, listen, joined, asked))
+
+        return live(serve, identity, rejoin_s, asked)
 
     return exit_code_of(life)
 
@@ -104,12 +108,15 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
                            worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
                            weights=weight_source(bus), blocked_s=settings.supervisor.stuck_s,
                            head_back_s=HEAD_BACK_S if joined else settings.supervisor.start_s)
-    await runtime.start(head, listen)
-    runtime.begin()
-    _leave_on_signals(runtime, joined, asked)
-    telling = asyncio.get_running_loop().create_task(_tell_when_joined(runtime)) if joined else None
+    telling = None
     try:
+        await runtime.start(head, listen)
+        runtime.begin()
+        _leave_on_signals(runtime, joined, asked)
+        telling = asyncio.get_running_loop().create_task(_tell_when_joined(runtime)) if joined else None
         await runtime.until_stopped()
+        if joined and runtime.asked_to_end:
+            _say(f"{identity.actor}: asked to end: {runtime.asked_to_end}")
     finally:
         if telling is not None:
             telling.cancel()
@@ -147,6 +154,8 @@ def _leave_on_signals(runtime: ActorRuntime, joined: bool, asked: LeaveAsked) ->
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    if asked:  # while this life was still joining
+        on_signal()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -72,7 +72,7 @@ class Checkpoints:
         self._tracker = paths.latest_checkpoint
         self._keep_last = keep_last
         self._relies_on = (paths.identity, paths.configuration, paths.keys, paths.metrics, paths.ledger,
-                           paths.root / "reference")
+                           paths.ledger.with_name(paths.ledger.name + "-wal"), paths.root / "reference")
 
     def latest(self) -> Checkpoint | None:
         """The checkpoint that the tracker names, or None before the first. Raises UserError for a damaged one.

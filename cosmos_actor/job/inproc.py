@@ -18,7 +18,7 @@ from cosmos_actor.actors.context import Context, SystemClock
 from cosmos_actor.actors.handle import InlineDriver
 from cosmos_actor.actors.head import Head
 from cosmos_actor.actors.role import Role
-from cosmos_actor.actors.role_names import REGISTRY
+from cosmos_actor.actors.role_names import REGISTRY, REGISTRY_ACTOR
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.runtime import ActorRuntime
 from cosmos_actor.actors.worker import InlineWorker
@@ -110,7 +110,7 @@ class InprocCluster:
     async def open(self) -> Job:
         """Start everybody; the job that the recipe runs."""
         settings = self._settings
-        bus = inproc_bus(self._identity(REGISTRY, f"{REGISTRY}-0"), self._network, settings)
+        bus = inproc_bus(self._identity(REGISTRY, REGISTRY_ACTOR), self._network, settings)
         self._head = Head(bus, settings.model_dump(mode="json"), settings.run.seed, clock=time.time)
         address = await self._head.start("memory://head")
         for placed in plan(settings).actors:

@@ -132,6 +132,9 @@ class Experience(Handle[Groups]):
     A call that is given one goes on with each part as it comes.
     """
 
+    again = None
+    """Its parts know how to be made again; the whole of it does not."""
+
     def __init__(self, job: Job, parts: Any, what: str) -> None:
         self.what = what
         self._job = job

@@ -292,7 +292,6 @@ class Job:
         with self.checkpoints.writing(self.step) as draft:
             for client in (self.policy, self.replay_buffer):
                 client.save(str(draft.directory), self.step).resolve()
-            self.ledger.make_durable()
             draft.finish(seed=self.settings.run.seed, step=self.step, dispatched_through=self.dispatched_through,
                          buffered=self.ledger.buffered_keys())
 

@@ -15,11 +15,11 @@ from cosmos_actor.actors.child_spec import ChildSpec
 from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.errors import UserError
-from cosmos_actor.actors.messages import READY, Heard, JobFinished, KillStuck
+from cosmos_actor.actors.messages import READY, Heard, JobFinished, KillOrder
 from cosmos_actor.actors.placement import PlacedActor
 from cosmos_actor.actors.restart_policy import Outcome as LifeOutcome
 from cosmos_actor.actors.restart_policy import Restart, Strategy
-from cosmos_actor.actors.role_names import REGISTRY, SUPERVISOR
+from cosmos_actor.actors.role_names import REGISTRY, REGISTRY_ACTOR, SUPERVISOR, SUPERVISOR_ACTOR
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.supervisor import Supervisor
 from cosmos_actor.bus import Identity, KeyFileError, KeyRing, make_run_keys, new_incarnation
@@ -118,7 +118,7 @@ class Launch:
         self._supervisor = Supervisor(
             self._specs(address, listener), run_directory=self._directory, strategy=Strategy(limits.strategy),
             limits=limits.limits(), on_event=self._on_event, on_trouble=self._observer.notice)
-        identity = Identity(self._directory.run_id, SUPERVISOR, f"{SUPERVISOR}-0", new_incarnation())
+        identity = Identity(self._directory.run_id, SUPERVISOR, SUPERVISOR_ACTOR, new_incarnation())
         bus = make_bus(identity, KeyRing.load(self._keys[SUPERVISOR]), self._settings, resolve_bulk=False)
         self._registry = RegistryLink(bus, address, self, self._supervisor.children, self._directory.supervisor_stacks)
         self._listen_to_signals()
@@ -143,8 +143,8 @@ class Launch:
         command = (sys.executable, "-m", "cosmos_actor.job.registry", "--listen", address, "--listener", str(listener),
                    "--key", str(self._keys[REGISTRY]), "--run-dir", str(self._directory.root))
         limits = self._settings.supervisor
-        return ChildSpec(actor=f"{REGISTRY}-0", role=REGISTRY, command=command, pass_fds=(listener,), after=(),
-                         start_s=limits.start_s, shutdown_s=limits.shutdown_s)
+        return ChildSpec(actor=REGISTRY_ACTOR, role=REGISTRY, command=command, pass_fds=(listener,), after=(),
+                         alone=True, start_s=limits.start_s, shutdown_s=limits.shutdown_s)
 
     def _spec(self, placed: PlacedActor, head: str) -> ChildSpec:
         limits, controls = self._settings.supervisor, placed.role == CONTROLLER
@@ -172,7 +172,7 @@ class Launch:
             self._starts.served(word.actor, word.incarnation)
         self._supervisor.heartbeat(word.actor, word.incarnation, progress=word.progress, busy_s=word.busy_s)
 
-    def kill(self, order: KillStuck) -> None:
+    def kill(self, order: KillOrder) -> None:
         """The settings say that what is stuck is killed; a later life of it is not."""
         if any(child["incarnation"] == order.incarnation for child in self._supervisor.children()):
             self._supervisor.kill(order.actor, order.reason)
@@ -183,12 +183,19 @@ class Launch:
     def warned(self, text: str) -> None:
         log.warning("%s", text)
 
-    def without_registry(self, reason: str, tried: bool) -> None:
-        """Nobody is heard then, which is nobody's fault; a registry that lives and takes no link is."""
+    def registry_silent(self) -> None:
+        """Nobody is heard then, which is no child's fault."""
         self._supervisor.forgive()
+
+    def registry_takes_no_link(self, reason: str) -> None:
+        """That is its own fault, if it lives and is not just being started."""
         registry = next(child for child in self._supervisor.children() if child["role"] == REGISTRY)
-        if tried and registry["state"] == State.READY.value:
+        if registry["state"] == State.READY.value:
             self._supervisor.kill(registry["actor"], f"stuck: it takes no link: {reason}")
+
+    def failed(self, error: BaseException) -> None:
+        """Without a link every child would be taken for silent: the job ends with the true reason."""
+        self._end(1, f"the supervisor's link to its registry failed: {type(error).__name__}: {error}")
 
     # ---- what happens
 

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,11 @@ from cosmos_actor.actors.messages import (
     DumpStacks,
     Heard,
     JobFinished,
-    KillStuck,
+    KillOrder,
     MuteRole,
     Warned,
 )
-from cosmos_actor.actors.role_names import REGISTRY, SUPERVISOR
+from cosmos_actor.actors.role_names import REGISTRY, REGISTRY_ACTOR, SUPERVISOR, SUPERVISOR_ACTOR
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.bus import BusError, Identity, KeyRing, Link, PeerLost, new_incarnation
 from cosmos_actor.job.assembly import make_bus
@@ -47,9 +47,11 @@ from cosmos_actor.recipes.settings import RunSettings
 STATUS_PERIOD_S = 1.0
 """Period of status.json, and of this process's own word to the supervisor."""
 LOGGER = "cosmos_actor"
+"""Whose warnings go to the supervisor: those of the whole package."""
 TELL_DEADLINE_S, TELL_PAUSE_S = 5.0, 0.2
 """How long the supervisor may take to hear something, and the pause before it is told once more."""
 MOST_PENDING = 10_000
+"""Words kept for a supervisor that is away. Without a bound a stranger that knocks for ever would fill the memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def life() -> int:
         keys, paths = KeyRing.load(options.key), RunPaths(options.run_dir)
-        identity = Identity(keys.run_id, REGISTRY, f"{REGISTRY}-0",
+        identity = Identity(keys.run_id, REGISTRY, REGISTRY_ACTOR,
                             os.environ.get(death.INCARNATION) or new_incarnation())
         stacks.install(paths.stacks(identity.actor, identity.incarnation))
         settings = load_resolved(paths.configuration)
@@ -81,36 +83,40 @@ async def _live(identity: Identity, keys: KeyRing, settings: RunSettings, paths:
 
 
 class ToSupervisor:
-    """What the supervisor has to hear; of two words about the same thing the newer one, of very many the newest."""
+    """What the supervisor has to hear; of two words about the same thing the newer one. Told until it has heard it."""
 
     def __init__(self) -> None:
         self._pending: dict[Hashable, Any] = {}
         self._some = asyncio.Event()
+        self.dropped = 0
+        """Warnings that found no room."""
 
     def put(self, about: Hashable, message: Any) -> None:
+        if isinstance(message, Warned) and len(self._pending) >= MOST_PENDING:
+            self.dropped += 1
+            return
         self._pending[about] = message
-        if len(self._pending) > MOST_PENDING:
-            del self._pending[next(iter(self._pending))]
         self._some.set()
 
     async def tell(self, bus: Any) -> None:
         """Tell it for ever; while it is not there, keep the newest words."""
         while True:
             await self._some.wait()
-            link = bus.links.get(f"{SUPERVISOR}-0")
+            link = bus.links.get(SUPERVISOR_ACTOR)
             if link is None or not self._pending:
                 self._some.clear()
                 continue
             about = next(iter(self._pending))
             message = self._pending.pop(about)
             try:
-                await link.emit(message, deadline_s=TELL_DEADLINE_S)
+                receipt = await link.emit(message, deadline_s=TELL_DEADLINE_S)
+                await receipt.result(TELL_DEADLINE_S)
             except BusError:  # it is gone, or does not listen
                 self._pending.setdefault(about, message)
                 await asyncio.sleep(TELL_PAUSE_S)
 
-    def again(self, link: Link) -> None:
-        """Somebody has come."""
+    def again(self) -> None:
+        """The supervisor has come."""
         self._some.set()
 
 
@@ -138,7 +144,7 @@ class RegistryProcess:
         bus.on_link_up(self._link_up)
 
     async def run(self, listen: str) -> None:
-        """Until SIGTERM; then whoever joined from elsewhere hears that the run is over."""
+        """Until SIGTERM; then, if the run is over, whoever joined from elsewhere hears of it."""
         loop, asked = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, asked.set)
@@ -153,9 +159,9 @@ class RegistryProcess:
             if task.done():
                 task.result()  # a fault of its own ends this process; the next one begins afresh
             task.cancel()
-        if self._head.processes.run_over:
+        if self._head.processes.run_over:  # else no goodbye: the run goes on, and finds the next registry
             await self._head.stop_joined(self._head.processes.run_over)
-        await self._bus.close(drain_s=1.0)
+            await self._bus.close(drain_s=1.0)
 
     # ---- to the supervisor
 
@@ -171,7 +177,7 @@ class RegistryProcess:
         self._to_supervisor.put(("heard", word.actor), word)
 
     def _kill(self, actor: str, incarnation: str, reason: str) -> None:
-        self._to_supervisor.put(("kill", actor), KillStuck(actor, incarnation, reason))
+        self._to_supervisor.put(("kill", actor), KillOrder(actor, incarnation, reason))
 
     def _dump_stacks(self, title: str) -> None:
         self._to_supervisor.put("stacks", DumpStacks(title))
@@ -184,15 +190,15 @@ class RegistryProcess:
         """Returns when the supervisor has it: the controller may end then."""
         try:
             await asyncio.wait_for(self._come.wait(), TELL_DEADLINE_S)
-            link = self._bus.links[f"{SUPERVISOR}-0"]
+            link = self._bus.links[SUPERVISOR_ACTOR]
         except (asyncio.TimeoutError, KeyError):
-            raise PeerLost("no supervisor is linked", peer=f"{SUPERVISOR}-0") from None
+            raise PeerLost("no supervisor is linked", peer=SUPERVISOR_ACTOR) from None
         await link.call(last_word, deadline_s=TELL_DEADLINE_S)
 
     def _link_up(self, link: Link) -> None:
         if link.role == SUPERVISOR:
             self._come.set()
-            self._to_supervisor.again(link)
+            self._to_supervisor.again()
 
     # ---- status.json
 
@@ -213,7 +219,7 @@ class RegistryProcess:
 class Warnings(logging.Handler):
     """Hands warnings of this package's loggers on as text."""
 
-    def __init__(self, hand_on: Any) -> None:
+    def __init__(self, hand_on: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._hand_on = hand_on
 
@@ -228,8 +234,8 @@ def header() -> dict[str, Any]:
 
 def known_records(path: Path) -> Sequence[Mapping[str, Any]]:
     """The journal of this supervisor's registry; that of an earlier life of the run is removed."""
-    records = read_json_lines(path, skip_damaged=True)
-    if records and header().items() <= records[0].items() and header()["supervisor"]:
+    records, ours = read_json_lines(path, skip_damaged=True), header()
+    if ours["supervisor"] and records and records[0] == ours:
         return records
     path.unlink(missing_ok=True)
     return ()

@@ -14,7 +14,7 @@ from cosmos_actor.actors.messages import (
     DumpStacks,
     Heard,
     JobFinished,
-    KillStuck,
+    KillOrder,
     Processes,
     Warned,
 )
@@ -26,19 +26,30 @@ TELL_EVERY_S = 1.0
 DIAL_DEADLINE_S = 5.0
 """A registry that takes no link for so long, while its process lives, is taken for stuck."""
 DIAL_PAUSE_S = 0.2
-EXITS_KEPT = 256
+"""Between two attempts. Without it a registry that refuses us is asked thousands of times a second."""
+EXITS_KEPT, REASON_CHARACTERS = 256, 500
+"""Ends of lives that a registry is told of. More would outgrow a message; older ones are in its journal."""
 MUTE_DEADLINE_S = 1.0
+"""How long a stop waits for the answer; without one it goes on as if nobody were mute."""
 
 
 class Listener(Protocol):
     """Who owns the processes. Called on the loop."""
 
     def heard(self, word: Heard) -> None: ...
-    def kill(self, order: KillStuck) -> None: ...
+    def kill(self, order: KillOrder) -> None: ...
     def finished(self, last_word: JobFinished) -> None: ...
     def warned(self, text: str) -> None: ...
-    def without_registry(self, reason: str, tried: bool) -> None:
-        """There is no link. `tried`: for DIAL_DEADLINE_S it could not be made."""
+    def registry_silent(self) -> None:
+        """Nobody is heard at this moment; told again and again, and once more when the registry is back."""
+        ...
+
+    def registry_takes_no_link(self, reason: str) -> None:
+        """For DIAL_DEADLINE_S a link could not be made."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """A fault of this link itself: it is kept no more."""
         ...
 
 
@@ -54,7 +65,7 @@ class RegistryLink:
         self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
         bus.serve_event(Heard, lambda word, link: listener.heard(word))
-        bus.serve_event(KillStuck, lambda order, link: listener.kill(order))
+        bus.serve_event(KillOrder, lambda order, link: listener.kill(order))
         bus.serve_event(Warned, lambda warned, link: listener.warned(warned.text))
         bus.serve_event(DumpStacks, self._dump)
         bus.serve(JobFinished, lambda last_word, link: listener.finished(last_word))
@@ -62,10 +73,11 @@ class RegistryLink:
     async def start(self) -> None:
         await self._bus.start(None)
         self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task.add_done_callback(self._ended)
 
     def exited(self, incarnation: str, reason: str) -> None:
         """A life has ended."""
-        self._exited[incarnation] = reason
+        self._exited[incarnation] = reason[:REASON_CHARACTERS]
         while len(self._exited) > EXITS_KEPT:
             self._exited.pop(next(iter(self._exited)))
         self.tell()
@@ -93,20 +105,31 @@ class RegistryLink:
             await self._bus.close(drain_s=0.5)
 
     async def _keep(self) -> None:
-        reason = "it has not come up"
         while True:
             self.tell()
-            if self._link is not None and self._link.lost is None:
-                await asyncio.sleep(TELL_EVERY_S)
-                continue
-            if self._link is not None:
-                reason = self._link.lost or reason
-            self._listener.without_registry(reason, False)
-            try:
-                self._link = await self._bus.connect(self._address, role=REGISTRY, deadline_s=DIAL_DEADLINE_S)
-            except BusError as error:
-                self._listener.without_registry(str(error), True)
-                await asyncio.sleep(DIAL_PAUSE_S)
+            if self._link is None or self._link.lost is not None:
+                await self._dial()
+            elif not self._link.up:
+                self._listener.registry_silent()
+            await asyncio.sleep(DIAL_PAUSE_S if self._link is None or self._link.lost is not None else TELL_EVERY_S)
+
+    async def _dial(self) -> None:
+        """One attempt; whoever waits for heartbeats is told meanwhile that none can come."""
+        dialling = asyncio.ensure_future(self._bus.connect(self._address, role=REGISTRY, deadline_s=DIAL_DEADLINE_S))
+        try:
+            while not dialling.done():
+                self._listener.registry_silent()
+                await asyncio.wait([dialling], timeout=TELL_EVERY_S)
+            self._link = dialling.result()
+            self._listener.registry_silent()
+        except BusError as error:
+            self._listener.registry_takes_no_link(str(error))
+        finally:
+            dialling.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._listener.failed(error)
 
     def _dump(self, order: DumpStacks, link: Link) -> None:
         try:

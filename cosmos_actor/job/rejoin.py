@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from cosmos_actor.actors.head import NAME_TAKEN
 from cosmos_actor.actors.runtime import HeadLost
-from cosmos_actor.bus import BusError, DeadlineExceeded, Identity, PeerRefused, new_incarnation
+from cosmos_actor.bus import BusError, DeadlineExceeded, Identity, PeerLost, PeerRefused, new_incarnation
 
 PAUSE_S = 0.5
 """Between a life that ended and the next try."""
@@ -60,7 +60,7 @@ def live(life: Callable[[Identity], int], identity: Identity, rejoin_s: float, a
             until = clock() + rejoin_s
             print(f"{identity.actor}: {lost}; joining again as soon as it can be reached, for {rejoin_s:g} s",
                   file=sys.stderr, flush=True)
-        except (DeadlineExceeded, PeerRefused) as error:
+        except (DeadlineExceeded, PeerLost, PeerRefused) as error:
             if asked and until is not None:
                 return 0
             if until is None or clock() >= until or not _passes(error):
@@ -73,4 +73,4 @@ def live(life: Callable[[Identity], int], identity: Identity, rejoin_s: float, a
 
 def _passes(error: BusError) -> bool:
     """Whether it may change in a moment: nobody answers, or the run has not seen yet that the old life is over."""
-    return isinstance(error, DeadlineExceeded) or NAME_TAKEN in str(error)
+    return not isinstance(error, PeerRefused) or NAME_TAKEN in str(error)

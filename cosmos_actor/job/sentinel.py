@@ -39,7 +39,7 @@ class Sentinel:
     def __init__(self, head: Head, directory: RunPaths, children: Children, limits: Any,
                  kill: Callable[[str, str, str], None], events: Any,
                  dump_supervisor: Callable[[str], None] = lambda title: None) -> None:
-        """`limits`: the section [supervisor]. `kill(actor, incarnation, reason)` ends a child of the supervisor;
+        """`limits`: the section [supervisor]. `kill(actor, incarnation, reason)` ends that life, if it is a child's;
         `events` has `append(record)`. `dump_supervisor(title)` has the supervisor write its own stacks."""
         self._head, self._directory, self._children, self._kill = head, directory, children, kill
         self._stuck_s = limits.stuck_s
@@ -97,8 +97,7 @@ class Sentinel:
             case GoesOn(actor, incarnation, after_s):
                 self._event("goes_on", actor=actor, incarnation=incarnation, after_s=round(after_s, 2))
             case KillStuck(actor, incarnation, reason):
-                if any(child["actor"] == actor for child in self._children()):
-                    self._kill(actor, incarnation, reason)
+                self._kill(actor, incarnation, reason)
             case Standstill(for_s):
                 why = one_line(graph_of(with_processes(self.facts())))
                 files = await self._dump(f"nothing got done for {for_s:.0f} s: {why}")

@@ -24,7 +24,7 @@ HOLD_S = 2 * LIMITS.lost_after_s
 async def ask_one_that_holds(popen, folder: Path, how: str) -> int:
     """The answer's number, over a head and a link of their own."""
     make_run_keys(folder, "run", ("registry", "rollout"))
-    keys = KeyRing.load(folder / "supervisor.key")
+    keys = KeyRing.load(folder / "registry.key")
     head = Head(Bus(Identity("run", "registry", "registry-0", "1"), ZmqTransport(), keys, limits=LIMITS), {}, 0)
     address = await head.start("tcp://127.0.0.1:0")
     try:

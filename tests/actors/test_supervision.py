@@ -125,6 +125,19 @@ def test_a_member_of_the_group_that_dies_by_itself_meanwhile_costs_no_further_re
     assert world.took() == ["restarting b in 0", "terminate c", "start a"]
 
 
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_a_child_alone_shares_nobodys_fate(strategy: Strategy) -> None:
+    world = World(child("registry", alone=True, after=()), child("a"), child("b"), strategy=strategy).start()
+    world.ends("registry")
+    assert world.took() == ["restarting registry in 0", "start registry"]
+    world.ready("registry")
+    world.ends("a")
+    if strategy is not Strategy.ONE_FOR_ONE:
+        world.stops("b")
+    world.ready("a")
+    assert "terminate registry" not in world.took() and world.alive["registry"] == 2
+
+
 # ---- too much
 
 

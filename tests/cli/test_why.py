@@ -36,7 +36,8 @@ def live(here: Path) -> Iterator[Path]:
         yield run.root
 
 
-def write_status(root: Path, *members: dict[str, Any], age_s: float = 0.5, supervisor_silent_s: float = 0.5) -> None:
+def write_status(root: Path, *members: dict[str, Any], age_s: float = 0.5,
+                 supervisor_silent_s: float | None = 0.5) -> None:
     (root / "status.json").write_text(json.dumps({
         "time": time.time() - age_s, "pid": os.getpid(), "supervisor_silent_s": supervisor_silent_s,
         "head": "tcp://127.0.0.1:1", "members": members, "children": [], "stuck_s": 2.5,
@@ -77,6 +78,9 @@ def test_so_is_a_supervisor_that_says_nothing_to_it(cli: Cli, live: Path) -> Non
     write_status(live, CONTROLLER, POLICY, supervisor_silent_s=9.0)
     line = cli("why", "run").out.splitlines()[1]
     assert line.startswith(f"the supervisor, process {os.getpid()}, has said nothing to the registry for 9 s: it is ")
+    write_status(live, CONTROLLER, POLICY, supervisor_silent_s=None)
+    line = cli("why", "run").out.splitlines()[1]
+    assert line.startswith(f"the supervisor, process {os.getpid()}, has no link to the registry: it is ")
 
 
 def test_a_run_that_has_written_nothing_yet_is_one_line(cli: Cli, live: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cosmos_actor.actors.head import NAME_TAKEN
 from cosmos_actor.actors.runtime import HeadLost
-from cosmos_actor.bus import DeadlineExceeded, Identity, PeerRefused
+from cosmos_actor.bus import DeadlineExceeded, Identity, PeerLost, PeerRefused
 from cosmos_actor.job.rejoin import LeaveAsked, live
 
 FIRST = Identity("run", "rollout", "rollout-far", "1")
@@ -57,9 +57,9 @@ class Lives:
 
 
 def test_each_life_is_another_incarnation_of_the_same_actor(capsys):
-    lives = Lives(lost(), NOBODY, TAKEN, lost(), 0)
+    lives = Lives(lost(), NOBODY, TAKEN, PeerLost("the network went before it was announced"), lost(), 0)
     assert lives.live() == 0
-    assert len({identity.incarnation for identity in lives.identities}) == 5
+    assert len({identity.incarnation for identity in lives.identities}) == 6
     assert {identity.actor for identity in lives.identities} == {"rollout-far"}
     assert capsys.readouterr().err.count("joining again as soon as it can be reached, for 300 s") == 2
 

@@ -80,7 +80,7 @@ IMPLEMENTED = {
 MESSAGES = """
     actor_status/1 announce/1 ask_links/1 ask_mute/1 ask_settings/1 ask_time/1 bulk_ref/1 bulk_returned/1 column/1
     cosmos_actor.introduction/1 demonstration/1 demonstrations/1 demonstrations_request/1 dump_stacks/1
-    generate_task/1 generation/1 generation_request/1 group_batch/1 heard/1 job_finished/1 kill_stuck/1 leaving/1
+    generate_task/1 generation/1 generation_request/1 group_batch/1 heard/1 job_finished/1 kill_order/1 leaving/1
     link_report/1 links_report/1 member/1 membership/1 mute_role/1 processes/1 publish_reference_request/1
     publish_request/1 published/1 put_reply/1 put_request/1 reference_request/1 restore_request/1 restored/1
     run_settings/1 sample/1 sample_request/1 save_request/1 saved/1 score_request/1 scores/1 sft_request/1

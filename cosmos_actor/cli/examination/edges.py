@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from cosmos_actor.actors.messages import LinkReport
+from cosmos_actor.actors.role_names import REGISTRY_ACTOR
 
-HEAD, CONTROLLER = "registry-0", "controller-0"
+HEAD, CONTROLLER = REGISTRY_ACTOR, "controller-0"
 """Everybody dials the head, and the controller dials everybody (actors/fleet.py)."""
 
 Links = dict[str, LinkReport]

@@ -15,6 +15,7 @@ import cosmos_actor.bus.bulk.plane
 import cosmos_actor.roles.messages
 import cosmos_actor.weight_plane.manifest  # noqa: F401  (these four: for their schemas)
 from cosmos_actor.actors.messages import AskTime
+from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Identity, KeyRing, Limits, Link, PeerRefused, ZmqTransport
 from cosmos_actor.bus.identity import host_id
 from cosmos_actor.cli.examination.causes import (
@@ -29,7 +30,7 @@ from cosmos_actor.cli.examination.causes import (
     of_refusal,
 )
 
-HEAD_ROLE = "registry"
+HEAD_ROLE = REGISTRY
 HELLO_S = 1.5
 """A head whose loop turns answers HELLO in milliseconds."""
 HANDSHAKE_S = 2.0

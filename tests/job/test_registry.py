@@ -31,17 +31,22 @@ def heard(run: Run, since: float) -> set[str]:
     return {member["actor"] for member in status["members"] if "status_s" in member}
 
 
+def ready_at(run: Run) -> list[float]:
+    """When each registry of the run was ready."""
+    return [event["time"] for event in run.events("ready") if event["actor"] == "registry-0"]
+
+
 def assert_rebuilt(run: Run, number: signal.Signals) -> None:
     """End the registry once everybody is with it."""
     eventually(lambda: heard(run, 0.0) == ACTORS, "everybody in status.json", within_s=START_S)
-    before, started = run.step, len(run.events("started"))
+    before, lives = run.step, len(ready_at(run))
     os.kill(run.pid("registry-0"), number)
     killed_at = time.time()
-    eventually(lambda: len(run.events("started")) > started, "the next registry", within_s=START_S)
     eventually(lambda: heard(run, killed_at) == ACTORS, "everybody with the next registry", within_s=START_S)
-    now, ready_at = time.time(), run.events("ready")[-1]["time"]
+    now = time.time()
     print(f"\neverybody is back {now - killed_at:.1f} s after the kill, {run.step - before} steps later")
-    assert now - ready_at < REBUILT_S, "its own part, without the start of its interpreter"
+    eventually(lambda: len(ready_at(run)) > lives, "word that it is ready", within_s=START_S)
+    assert now - ready_at(run)[-1] < REBUILT_S, "its own part, without the start of its interpreter"
     run.until_step(before + 1)
 
 
@@ -61,13 +66,13 @@ def test_a_killed_registry_is_rebuilt_in_time_while_steps_go_on(run, uninterrupt
 
 
 def test_a_stopped_registry_is_replaced_and_a_job_that_ends_meanwhile_ends_well(run):
-    process = run.start(sets=["run.steps=30", "bus.lost_after_s=4"])
+    process = run.start(sets=["run.steps=30"])
     run.until_step(6)
     pid = run.pid("registry-0")
     os.kill(pid, signal.SIGSTOP)
     run.wait(process)
     assert [event["reason"] for event in run.events("killing")][:1][0].startswith("stuck: it takes no link")
-    assert {event["actor"] for event in run.events("restarting")} == {"registry-0"}
+    assert "registry-0" in {event["actor"] for event in run.events("restarting")}
     assert run.step == 34 and run.balance()["balanced"] and not run.processes()
 
 

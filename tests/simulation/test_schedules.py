@@ -19,7 +19,7 @@ from cosmos_actor.bus.roster import Roster
 from tests.simulation.__main__ import try_seeds
 from tests.simulation.schedule import simulate
 
-SEEDS, MANY_SEEDS = 150, 4000
+SEEDS, MANY_SEEDS = 150, 2500
 CAUGHT_WITHIN = 300
 
 

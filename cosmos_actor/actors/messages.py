@@ -154,6 +154,14 @@ class DumpStacks:
     title: str
 
 
+@schema("stacks_dumped", version=1)
+@dataclass(frozen=True)
+class StacksDumped:
+    """Whether they are written."""
+
+    written: bool
+
+
 @schema("warning", version=1)
 @dataclass(frozen=True)
 class Warned:

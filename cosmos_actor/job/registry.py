@@ -50,6 +50,8 @@ LOGGER = "cosmos_actor"
 """Whose warnings go to the supervisor: those of the whole package."""
 TELL_DEADLINE_S, TELL_PAUSE_S = 5.0, 0.2
 """How long the supervisor may take to hear something, and the pause before it is told once more."""
+DUMP_DEADLINE_S = 2.0
+"""How long the supervisor may take to write its stacks before the report goes out without them."""
 MOST_PENDING = 10_000
 """Words kept for a supervisor that is away. Without a bound a stranger that knocks for ever would fill the memory."""
 
@@ -179,8 +181,12 @@ class RegistryProcess:
     def _kill(self, actor: str, incarnation: str, reason: str) -> None:
         self._to_supervisor.put(("kill", actor), KillOrder(actor, incarnation, reason))
 
-    def _dump_stacks(self, title: str) -> None:
-        self._to_supervisor.put("stacks", DumpStacks(title))
+    async def _dump_stacks(self, title: str) -> bool:
+        link = self._bus.links.get(SUPERVISOR_ACTOR)
+        try:
+            return link is not None and bool((await link.call(DumpStacks(title), deadline_s=DUMP_DEADLINE_S)).written)
+        except BusError:
+            return False  # it stands still itself, and `why` says so
 
     def _warn(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from cosmos_actor.actors.messages import (
     JobFinished,
     KillOrder,
     Processes,
+    StacksDumped,
     Warned,
 )
 from cosmos_actor.actors.role_names import REGISTRY
@@ -67,7 +68,7 @@ class RegistryLink:
         bus.serve_event(Heard, lambda word, link: listener.heard(word))
         bus.serve_event(KillOrder, lambda order, link: listener.kill(order))
         bus.serve_event(Warned, lambda warned, link: listener.warned(warned.text))
-        bus.serve_event(DumpStacks, self._dump)
+        bus.serve(DumpStacks, self._dump)
         bus.serve(JobFinished, lambda last_word, link: listener.finished(last_word))
 
     async def start(self) -> None:
@@ -131,8 +132,9 @@ class RegistryLink:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._listener.failed(error)
 
-    def _dump(self, order: DumpStacks, link: Link) -> None:
+    def _dump(self, order: DumpStacks, link: Link) -> StacksDumped:
         try:
             stacks.own(self._stacks_file, order.title)
         except OSError:
-            pass  # a full disk may well be why nothing gets done
+            return StacksDumped(False)  # a full disk may well be why nothing gets done
+        return StacksDumped(True)

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ DUMP_S = 0.5
 """How long a process that is asked for its stacks may take to write them, before the report names the file."""
 
 Children = Callable[[], list[dict[str, Any]]]
+DumpSupervisor = Callable[[str], Awaitable[bool]]
 
 
 class Sentinel:
@@ -38,9 +39,9 @@ class Sentinel:
 
     def __init__(self, head: Head, directory: RunPaths, children: Children, limits: Any,
                  kill: Callable[[str, str, str], None], events: Any,
-                 dump_supervisor: Callable[[str], None] = lambda title: None) -> None:
+                 dump_supervisor: DumpSupervisor) -> None:
         """`limits`: the section [supervisor]. `kill(actor, incarnation, reason)` ends that life, if it is a child's;
-        `events` has `append(record)`. `dump_supervisor(title)` has the supervisor write its own stacks."""
+        `events` has `append(record)`. `dump_supervisor(title)` has the supervisor write its own stacks, and says whether it did."""
         self._head, self._directory, self._children, self._kill = head, directory, children, kill
         self._stuck_s = limits.stuck_s
         self._watch = Watch(time.monotonic(), stuck_s=limits.stuck_s, endless_s=limits.heartbeat_s,
@@ -109,7 +110,7 @@ class Sentinel:
         alive = {child["incarnation"]: self._directory.stacks(child["actor"], child["incarnation"])
                  for child in self._children() if child["incarnation"] and child["pid"]}
         own = alive.pop(self._head.bus.identity.incarnation, None)
-        self._dump_supervisor(title)
+        supervisor_did = await self._dump_supervisor(title)
         try:
             for file in alive.values():
                 _append(file, title)
@@ -120,7 +121,8 @@ class Sentinel:
         for incarnation in alive:
             await asyncio.to_thread(stacks.ask, incarnation)
         await asyncio.sleep(DUMP_S)
-        files = (self._directory.supervisor_stacks, *([] if own is None else [own]), *alive.values())
+        files = [*([self._directory.supervisor_stacks] if supervisor_did else []), *([] if own is None else [own]),
+                 *alive.values()]
         return [str(file.relative_to(self._directory.root)) for file in files]
 
     def _process_of(self, actor: str) -> str:

@@ -41,7 +41,7 @@ class Watched:
     """A sentinel over a cluster with one hanging actor, and what it did."""
 
     def __init__(self, cluster: SmallCluster, directory: RunDirectory, runtime: ActorRuntime, **limits: Any) -> None:
-        self.runtime, self.cluster = runtime, cluster
+        self.runtime, self.cluster, self._directory = runtime, cluster, directory
         self.events: list[dict[str, Any]] = []
         self.kills: list[tuple[str, str]] = []
         section = {"stuck_s": 20.0, "heartbeat_s": 0.8, "no_progress_s": 100.0, "on_stuck": "report", **limits}
@@ -49,7 +49,11 @@ class Watched:
             cluster.head, directory, self.children, SimpleNamespace(**section),
             lambda actor, incarnation, reason: self.kills.append((actor, reason)),
             SimpleNamespace(append=self.events.append),
-            lambda title: stacks.own(directory.supervisor_stacks, title))
+            self._dump)
+
+    async def _dump(self, title: str) -> bool:
+        stacks.own(self._directory.supervisor_stacks, title)
+        return True
 
     def children(self) -> list[dict[str, Any]]:
         return [{"actor": "echo-0", "role": "echo", "state": "ready", "pid": None,

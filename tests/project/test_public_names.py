@@ -84,8 +84,8 @@ MESSAGES = """
     link_report/1 links_report/1 member/1 membership/1 mute_role/1 processes/1 publish_reference_request/1
     publish_request/1 published/1 put_reply/1 put_request/1 reference_request/1 restore_request/1 restored/1
     run_settings/1 sample/1 sample_request/1 save_request/1 saved/1 score_request/1 scores/1 sft_request/1
-    stop_actor/1 tasks/1 tasks_request/1 time_reply/1 trajectory_group/1 update_reply/1 update_request/1 warning/1
-    weight_manifest/1 weight_tensor/1 weight_version/1 weights_report/1
+    stacks_dumped/1 stop_actor/1 tasks/1 tasks_request/1 time_reply/1 trajectory_group/1 update_reply/1
+    update_request/1 warning/1 weight_manifest/1 weight_tensor/1 weight_version/1 weights_report/1
 """
 """name/version of everything that travels."""
 

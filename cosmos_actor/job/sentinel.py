@@ -41,7 +41,7 @@ class Sentinel:
                  kill: Callable[[str, str, str], None], events: Any,
                  dump_supervisor: DumpSupervisor) -> None:
         """`limits`: the section [supervisor]. `kill(actor, incarnation, reason)` ends that life, if it is a child's;
-        `events` has `append(record)`. `dump_supervisor(title)` has the supervisor write its own stacks, and says whether
+        `events` has `append(record)`. `dump_supervisor(title)` has the supervisor write its own stacks and says whether
         it did."""
         self._head, self._directory, self._children, self._kill = head, directory, children, kill
         self._stuck_s = limits.stuck_s

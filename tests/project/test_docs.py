@@ -113,7 +113,8 @@ def test_the_quickstarts_task_is_a_task(quickstart: Path) -> None:
 
 
 def test_help_lists_every_public_target() -> None:
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
+    shown = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True,
+                           timeout=30, check=True).stdout
     listed = {line.split()[1] for line in shown.splitlines()}
     assert listed == {"help", "demo", "test", "lint", "heavy", "bench", "soak", "clean"}
 

@@ -12,10 +12,10 @@ import zmq
 
 
 @contextmanager
-def listener(speak: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+def listener(speak: Callable[[socket.socket, threading.Event], None], port: int = 0) -> Iterator[str]:
     """The address of a plain TCP listener whose connections `speak` until the event; not a bus."""
     over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", port)) as server:
         server.settimeout(0.05)
 
         def serve() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,25 +107,8 @@ def test_an_actor_of_another_run(scene: Scene) -> None:
 @contextmanager
 def web_server(address: str) -> Iterator[None]:
     """Answers whatever comes as a web server does."""
-    host, port = address[len("tcp://"):].split(":")
-    with socket.create_server((host, int(port))) as server:
-        server.settimeout(0.05)
-        over = threading.Event()
-
-        def serve() -> None:
-            while not over.is_set():
-                try:
-                    connection = server.accept()[0]
-                except socket.timeout:
-                    continue
-                with connection:
-                    strangers.raw_bytes(connection, over)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
+    with strangers.listener(strangers.raw_bytes, int(address.rpartition(":")[2])):
         yield
-        over.set()
-        thread.join(5.0)
 
 
 @contextmanager

@@ -75,6 +75,15 @@ class Run:
     def wait(self, process: subprocess.Popen[Any], *, code: int = 0) -> None:
         assert process.wait(JOB_S) == code, self.output.read_text()
 
+    def stop_with_all_trained(self, process: subprocess.Popen[Any]) -> None:
+        """Two more steps, a stop, and of all that was ever asked for nothing is left or was dropped."""
+        self.until_step(self.step + 2)
+        process.send_signal(signal.SIGTERM)
+        self.wait(process)
+        balance = self.balance()
+        assert balance["balanced"] and balance["in_flight"] == balance["buffered"] == 0 and not balance["dropped"]
+        assert balance["trained"] == (self.step - 4) * 8 * 4  # after the SFT steps, prompts times samples
+
     def until_step(self, step: int) -> None:
         eventually(lambda: self.step >= step, f"step {step} of {self.directory.name}", within_s=START_S + JOB_S)
 

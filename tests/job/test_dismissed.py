@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from tests.job.runs import COMMAND, START_S, Run, environment
@@ -36,9 +34,5 @@ def test_a_joined_rollout_that_can_not_take_weights_only_loses_its_place(run: Ru
     [event] = eventually(lambda: run.events("dismissed"), "the dismissal", within_s=START_S)
     assert event["actor"] == "rollout-elsewhere" and reason in event["reason"]
     assert joined.wait(START_S) == 0
-    run.until_step(run.step + 2)
-    process.send_signal(signal.SIGTERM)
-    run.wait(process)
-    balance = run.balance()
-    assert balance["balanced"] and balance["in_flight"] == balance["buffered"] == 0 and not balance["dropped"]
-    assert balance["trained"] == (run.step - 4) * 8 * 4 and run.events("rewind") == []
+    run.stop_with_all_trained(process)
+    assert run.events("rewind") == []

@@ -134,12 +134,7 @@ def test_an_actor_that_joins_is_used_and_may_leave_again(run, popen, tmp_path):
     assert written == {event["actor"]}
     joined.send_signal(signal.SIGINT)
     assert joined.wait(START_S) == 0
-    run.until_step(run.step + 2)
-    process.send_signal(signal.SIGTERM)
-    run.wait(process)
-    balance = run.balance()
-    assert balance["balanced"] and balance["in_flight"] == balance["buffered"] == 0 and not balance["dropped"]
-    assert balance["trained"] == (run.step - 4) * 8 * 4
+    run.stop_with_all_trained(process)
 
 
 def test_a_joined_actor_that_is_killed_is_found_within_three_seconds(run, popen, uninterrupted):

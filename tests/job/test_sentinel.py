@@ -87,13 +87,14 @@ def watched(tmp_path_factory, module_popen) -> Iterator[Watched]:
     yield Watched(Run(folder, module_popen), folder / "orders")
 
 
-def why_until(watched: Watched, cause: str) -> dict[str, Any]:
-    """`why` once it has this cause first: status.json is up to a second old."""
+def why_until(watched: Watched, cause: str, line: str) -> dict[str, Any]:
+    """`why` once it has this cause first and a line that begins so: status.json is up to a second old."""
     def look() -> dict[str, Any] | None:
         answer = watched.why()
-        return answer if answer.get("causes", [])[:1] == [cause] else None
+        said = any(text.startswith(f"  {cause} {line}") for text in answer["lines"])
+        return answer if said and answer.get("causes", [])[:1] == [cause] else None
 
-    return eventually(look, f"{cause} as the first cause", within_s=REPORTED_S)
+    return eventually(look, f"{cause} as the first cause, which {line}", within_s=REPORTED_S)
 
 
 def test_a_stopped_process_is_reported_and_named(watched):
@@ -103,7 +104,7 @@ def test_a_stopped_process_is_reported_and_named(watched):
     try:
         reason = watched.report("silent", "rollout-0", begun)["reason"]
         assert f"process {pid} is stopped by a signal" in reason
-        answer = why_until(watched, "rollout-0")
+        answer = why_until(watched, "rollout-0", "gave no heartbeat for")
     finally:
         os.kill(pid, signal.SIGCONT)
     assert any(wait["by"] == "controller-0" and wait["on"] == ["rollout-0"] for wait in answer["waits"])
@@ -115,8 +116,7 @@ def test_a_stopped_process_is_reported_and_named(watched):
 def test_a_handler_that_sleeps_is_reported_and_a_standstill_leaves_all_stacks(watched):
     begun = watched.order("sleep", 250.0)
     assert "score makes no progress" in watched.report("blocked", "reward-0", begun)["reason"]
-    answer = why_until(watched, "reward-0")
-    assert any(line.startswith("  reward-0 is blocked in score") for line in answer["lines"])
+    why_until(watched, "reward-0", "is blocked in score")
     standstill = watched.standstill("reward-0 is blocked in score", begun)
     stacks = {file.split("/")[1]: (watched.run.directory / file).read_text() for file in standstill["stacks"]}
     assert set(stacks) == {"supervisor.stacks.txt", "registry-0", "controller-0", "data-0", "reward-0",
@@ -137,9 +137,9 @@ def test_code_that_holds_the_interpreter_lock_is_reported_and_its_stacks_are_wri
 
 
 def test_a_computation_that_uses_a_cpu_is_not_reported(watched):
+    watched.run.until_step(watched.run.step + 2)  # the call that held the lock has ended: this is another's time
     begun = watched.order("spin", 5.0)
-    step = watched.run.step
-    watched.run.until_step(step + 2)
+    watched.run.until_step(watched.run.step + 2)
     assert [event for event in watched.run.events("stuck")
             if event["time"] > begun and event["kind"] == "blocked"] == []
 

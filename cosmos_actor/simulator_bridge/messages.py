@@ -1,0 +1,127 @@
+"""What a simulator and its driver say to each other. The simulator dials; from then on the driver asks.
+
+    simulator ── Attach ──────────────> driver        Attached, or refused with a line
+    simulator <── Reset, Step ───────── driver        Stepped
+    simulator ── Detach ──────────────> driver        it leaves; its slots get no new work
+
+Legend: E slots of the session, n slots of a request, K actions of a chunk, m slots that began anew in the reply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List
+
+from cosmos_actor.bus.schema import Array, Json, array, schema
+
+from .contract import Description, WorkUnit
+
+SIMULATOR = "simulator"
+"""The role of a simulator's process, and of its key."""
+
+
+@schema("sim_attach", version=1)
+@dataclass(frozen=True)
+class Attach:
+    """A simulator offers itself."""
+
+    session: str
+    """Random, the same as long as its worlds stay open: by it a simulator that was cut off gets its slots back."""
+    envs: int
+    description: Description
+    embodiment: Json = None
+    """`EmbodimentMap.plain()`, for the line that says how two differ."""
+    host: str = ""
+    pid: int = 0
+    python: str = ""
+
+
+@schema("sim_attached", version=1)
+@dataclass(frozen=True)
+class Attached:
+    """The driver takes it."""
+
+    driver: str
+    resumed: bool
+    """Its slots are as they were: what they were doing goes on."""
+    image_codec: str = ""
+    """How uint8 images are to be packed: "" (raw) or "zlib"."""
+
+
+@schema("sim_detach", version=1)
+@dataclass(frozen=True)
+class Detach:
+    reason: str
+
+
+@schema("sim_assignment", version=1)
+@dataclass(frozen=True)
+class Assignment:
+    """A unit for a slot."""
+
+    slot: int
+    unit: WorkUnit
+
+
+@schema("sim_reset", version=1)
+@dataclass(frozen=True)
+class Reset:
+    """Begin these units now. Answered by Stepped without rewards."""
+
+    number: int
+    """Counts requests of one session; the answer to a number is given again, not made again."""
+    assignments: List[Assignment]
+    queue: List[Assignment] = field(default_factory=list)
+    """What each of these slots begins by itself when its episode ends; replaces what was queued for it before."""
+
+
+@schema("sim_step", version=1)
+@dataclass(frozen=True)
+class Step:
+    """A chunk of K actions for each of n slots. A slot stops early where its episode ends."""
+
+    number: int
+    slots: Array = array("int32", "n")
+    actions: Array = array("any")
+    """[n, K, …]"""
+    queue: List[Assignment] = field(default_factory=list)
+    intermediate: bool = False
+    """Also send what was seen after each action but the last; otherwise nothing is rendered there."""
+
+
+@schema("sim_slot_failure", version=1)
+@dataclass(frozen=True)
+class SlotFailure:
+    """This slot's attempt came to nothing; the slot is idle and can be reset."""
+
+    slot: int
+    kind: str
+    """Of `contract.KINDS`."""
+    text: str
+
+
+@schema("sim_stepped", version=1)
+@dataclass(frozen=True)
+class Stepped:
+    """What the n slots of the request see and got, in its order but without the slots that failed."""
+
+    number: int
+    slots: Array = array("int32", "n")
+    observations: Dict[str, Array] = array("any")
+    """Name -> [n, …]: where the next action is to be chosen. Of a slot that began a queued unit: that one's first."""
+    rewards: Array = array("float32", "n", "K")
+    """K = 0 in the answer to a reset; zero after the end of an episode."""
+    steps: Array = array("int32", "n")
+    """Actions that were executed."""
+    terminated: Array = array("uint8", "n")
+    truncated: Array = array("uint8", "n")
+    success: Array = array("int8", "n")
+    ended: Array = array("int32", "m")
+    """Slots whose episode ended, in the order of `slots`."""
+    final_observations: Dict[str, Array] = array("any")
+    """Name -> [m, …]: the last of those episodes."""
+    intermediate: Dict[str, Array] = array("any")
+    """Name -> [n, K-1, …] if asked for; empty otherwise."""
+    failures: List[SlotFailure] = field(default_factory=list)
+    seconds: float = 0.0
+    """Time that the simulator computed."""

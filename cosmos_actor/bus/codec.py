@@ -151,6 +151,26 @@ def optional(inner: Codec) -> Codec:
     return Codec(f"optional[{inner.text}]", encode, decode, arrays=inner.arrays)
 
 
+def one_of(inner: Dict[type, Tuple[str, Codec]]) -> Codec:
+    """An object of one of several schemas: class -> (its name, its codec). Travels as ``[name, plain]``."""
+    by_name = dict(inner.values())
+    text = "one_of[{}]".format(",".join(codec.text for codec in by_name.values()))
+    names = " or ".join(by_name)
+
+    def encode(value: Any, ctx: Encoding) -> Any:
+        found = inner.get(type(value))
+        if found is None:
+            raise _wrong(names, value)
+        return [found[0], found[1].encode(value, ctx)]
+
+    def decode(value: Any, ctx: Decoding) -> Any:
+        if type(value) is not list or len(value) != 2 or type(value[0]) is not str or value[0] not in by_name:
+            raise _wrong(f"[name, fields] of {names}", value)
+        return by_name[value[0]].decode(value[1], ctx)
+
+    return Codec(text, encode, decode, arrays=any(codec.arrays for codec in by_name.values()))
+
+
 def sequence(inner: Codec, make: Callable[[List[Any]], Any], name: str) -> Codec:
     def encode(value: Any, ctx: Encoding) -> Any:
         if not isinstance(value, (list, tuple)):

@@ -245,6 +245,8 @@ def _container(hint: Any, declared: Any) -> Codec:
         kept = [kind for kind in inner if kind is not type(None)]
         if len(kept) == 1 and len(inner) == 2:
             return codec.optional(_codec_for(kept[0], declared))
+        if len(kept) == len(inner) and all(is_schema(kind) for kind in kept):
+            return codec.one_of({kind: (codec_of(kind).name, codec_of(kind)) for kind in kept})
     elif origin is list:
         return codec.sequence(_codec_for(inner[0], declared), list, "list")
     elif origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
@@ -255,7 +257,7 @@ def _container(hint: Any, declared: Any) -> Codec:
         return codec.mapping(_codec_for(inner[1], declared))
     raise Bad(
         f"type {hint!r} can not be declared; use int, float, bool, str, bytes, Optional, List, Tuple, "
-        "Dict[str, ..], Json, array(...) or another schema"
+        "Dict[str, ..], Json, array(...), another schema, or a Union of schemas"
     )
 
 

@@ -1,12 +1,12 @@
 """Typed messages: what goes in comes out, and what does not fit is named by schema and field."""
-# ruff: noqa: UP006, UP035, UP045
+# ruff: noqa: UP006, UP007, UP035, UP045
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 import pytest
@@ -240,6 +240,31 @@ def test_neighbours_inside_a_function_can_be_nested() -> None:
 
     tree = Tree([Leaf(1), Leaf(2)], (1, "x"), (1.0, 2.0), None, [np.zeros((1, 2), np.int8)])
     assert equal(there_and_back(tree), tree)
+
+
+def test_one_of_several_schemas_comes_back_as_the_one_it_was() -> None:
+    @schema("test.circle", version=1)
+    class Circle:
+        radius: float
+
+    @schema("test.path", version=1)
+    class Path:
+        points: Array = array("float32", "N", 2)
+
+    @schema("test.shapes", version=1)
+    class Shapes:
+        shapes: List[Union[Circle, Path]]
+
+    sent = Shapes([Circle(2.0), Path(np.ones((3, 2), np.float32)), Circle(1.0)])
+    assert equal(there_and_back(sent), sent)
+    with pytest.raises(SchemaMismatch, match="expected test.circle or test.path, got str"):
+        encode(Shapes(["a square"]))  # type: ignore[list-item]
+    head, frames = encode(sent)
+    for wrong in ([], ["test.circle"], ["test.shapes", []], [7, [2.0]], "test.circle", ["test.path", [2.0]]):
+        plain = unpack(head)
+        plain[3][0][0] = wrong
+        with pytest.raises(SchemaMismatch):
+            decode(pack(plain), frames)
 
 
 def test_a_change_of_fields_changes_the_fingerprint() -> None:

@@ -1,0 +1,220 @@
+"""Where simulators attach: the driver's end of the bridge, on the bus of the actor that drives them.
+
+A simulator whose link is lost keeps its place for `resume_s`: what it was doing is asked again when it is back, and the
+number of a request makes sure that nothing is done twice. After that it is gone; it may attach again at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Link, LinkClosed, PeerLost, RemoteError
+
+from .contract import Description, SimulatorError
+from .messages import SIMULATOR, Assignment, Attach, Attached, Detach, Reset, Step, Stepped
+
+
+class AttachRefused(Exception):
+    """This simulator may not work for this run. Its text is the line that the simulator's user reads."""
+
+
+class AttachedSimulator:
+    """One simulator's session. One request at a time; each raises SimulatorError, and nothing else, for its failures."""
+
+    def __init__(self, name: str, offer: Attach, link: Link, resume_s: float) -> None:
+        self.name, self.offer = name, offer
+        self.description: Description = offer.description
+        self.slots = list(range(offer.envs))
+        self.gone = ""
+        """Why it is not here any more; empty while it is."""
+        self.leaving = False
+        """It wants no new work."""
+        self.doing = "nothing"
+        self._link: Optional[Link] = link
+        self._resume_s = resume_s
+        self._back = asyncio.Event()
+        self._number = 0
+        self._turn = asyncio.Lock()
+        self._counts = {"requests": 0, "resumed": 0, "seconds": 0.0, "steps": 0}
+
+    @property
+    def link(self) -> Optional[Link]:
+        """None while it is cut off."""
+        return self._link
+
+    async def reset(self, assignments: Sequence[Assignment], *, deadline_s: float,
+                    queue: Sequence[Assignment] = ()) -> Stepped:
+        """Begin these units; the first observations."""
+        return await self._ask(lambda number: Reset(number, list(assignments), list(queue)), "reset", deadline_s)
+
+    async def step(self, slots: Sequence[int], actions: np.ndarray, *, deadline_s: float,
+                   queue: Sequence[Assignment] = (), intermediate: bool = False) -> Stepped:
+        """A chunk `actions` [n, K, …] for `slots`."""
+        where = np.asarray(slots, np.int32)
+        stepped = await self._ask(lambda number: Step(number, where, actions, list(queue), intermediate), "step",
+                                  deadline_s)
+        self._counts["steps"] += int(stepped.steps.sum())
+        return stepped
+
+    def statistics(self) -> Dict[str, Any]:
+        return {**self._counts, "simulator": self.description.simulator, "envs": len(self.slots), "doing": self.doing,
+                "host": self.offer.host, "pid": self.offer.pid, "python": self.offer.python, "gone": self.gone,
+                "cut_off": self._link is None}
+
+    # ---- for the gateway
+
+    def cut_off(self, link: Link) -> None:
+        """That link is over; it may come back."""
+        if self._link is link:
+            self._link = None
+            self._back.clear()
+
+    def come_back(self, link: Link) -> None:
+        self._link = link
+        self._counts["resumed"] += 1
+        self._back.set()
+
+    def end(self, reason: str) -> None:
+        """For good: whoever waits for it hears why."""
+        if not self.gone:
+            self.gone = reason
+        self._link = None
+        self._back.set()
+
+    # ---- one request
+
+    async def _ask(self, make: Callable[[int], Any], what: str, deadline_s: float) -> Stepped:
+        async with self._turn:
+            self._number += 1
+            self._counts["requests"] += 1
+            self.doing = what
+            try:
+                stepped = await self._answer(make(self._number), what, asyncio.get_running_loop().time() + deadline_s)
+            finally:
+                self.doing = "nothing"
+            self._counts["seconds"] += stepped.seconds
+            return stepped
+
+    async def _answer(self, message: Any, what: str, until: float) -> Stepped:
+        """Over this link or the next one."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            link = self._link or await self._next_link()
+            left = until - clock()
+            try:
+                if left > 0:
+                    return await link.call(message, deadline_s=left)  # type: ignore[no-any-return]
+                raise DeadlineExceeded("no answer")
+            except (PeerLost, LinkClosed):
+                self.cut_off(link)
+            except DeadlineExceeded as error:
+                raise SimulatorError("hang", "{} has not answered {} within its deadline".format(self, what)) from error
+            except RemoteError as error:
+                raise SimulatorError(what, "{}: {}".format(self, error.remote_text)) from error
+            except BusError as error:
+                raise SimulatorError(what, "{}: {}".format(self, error)) from error
+
+    async def _next_link(self) -> Link:
+        try:
+            await asyncio.wait_for(self._back.wait(), self._resume_s)
+        except asyncio.TimeoutError:
+            pass
+        if self._link is None:
+            raise SimulatorError("lost", "{} is gone: {}".format(
+                self, self.gone or "it has not come back within {:g} s".format(self._resume_s)))
+        return self._link
+
+    def __str__(self) -> str:
+        return "{} ({})".format(self.name, self.description.simulator)
+
+
+class Gateway:
+    """Takes simulators in and tells the driver who is here."""
+
+    def __init__(self, bus: Bus, *, admit: Callable[[str, Attach], Optional[str]], resume_s: float,
+                 image_codec: str = "") -> None:
+        """`admit(actor, offer)` says in one line why this simulator is refused, or None. To be made before the bus
+        starts."""
+        self._bus, self._admit = bus, admit
+        self._resume_s, self._image_codec = resume_s, image_codec
+        self._present: Dict[str, AttachedSimulator] = {}
+        self._attached: List[Callable[[AttachedSimulator], None]] = []
+        self._gone: List[Callable[[AttachedSimulator], None]] = []
+        self._counts = {"attached": 0, "resumed": 0, "refused": 0, "lost": 0, "left": 0}
+        bus.serve(Attach, self._attach)
+        bus.serve(Detach, self._detach)
+        bus.on_link_down(self._link_down)
+
+    def on_attached(self, callback: Callable[[AttachedSimulator], None]) -> None:
+        """Called for each that comes, on the loop; not for one that resumes."""
+        self._attached.append(callback)
+
+    def on_gone(self, callback: Callable[[AttachedSimulator], None]) -> None:
+        self._gone.append(callback)
+
+    @property
+    def present(self) -> List[AttachedSimulator]:
+        """By name."""
+        return [self._present[name] for name in sorted(self._present)]
+
+    def dismiss(self, simulator: AttachedSimulator, reason: str) -> None:
+        """It is not relied on any more: its link is ended, and it may attach anew when it can."""
+        link = simulator.link
+        self._end(simulator, reason)
+        if link is not None:
+            self._bus.forget(link.peer.actor, link.peer.incarnation, reason)
+
+    def statistics(self) -> Dict[str, Any]:
+        return {**self._counts, "present": {name: one.statistics() for name, one in self._present.items()}}
+
+    def _attach(self, offer: Attach, link: Link) -> Attached:
+        if link.peer.role != SIMULATOR:
+            raise AttachRefused("only a {} can attach, not a {}".format(SIMULATOR, link.peer.role))
+        known = self._present.get(link.peer.actor)
+        if known is not None and known.offer.session == offer.session:
+            known.come_back(link)
+            self._counts["resumed"] += 1
+            return Attached(self._bus.identity.actor, True, self._image_codec)
+        refusal = self._admit(link.peer.actor, offer)
+        if refusal:
+            self._counts["refused"] += 1
+            raise AttachRefused(refusal)
+        if known is not None:
+            self._end(known, "another process has attached under its name")
+        simulator = AttachedSimulator(link.peer.actor, offer, link, self._resume_s)
+        self._present[simulator.name] = simulator
+        self._counts["attached"] += 1
+        asyncio.get_running_loop().call_soon(self._tell, self._attached, simulator)  # it is to hear first that it is in
+        return Attached(self._bus.identity.actor, False, self._image_codec)
+
+    def _detach(self, farewell: Detach, link: Link) -> None:
+        simulator = self._present.get(link.peer.actor)
+        if simulator is not None and simulator.link is link:
+            self._counts["left"] += 1
+            self._end(simulator, "it left: {}".format(farewell.reason))
+
+    def _link_down(self, link: Link, reason: str) -> None:
+        simulator = self._present.get(link.peer.actor)
+        if simulator is not None and simulator.link is link:
+            simulator.cut_off(link)
+            asyncio.get_running_loop().call_later(self._resume_s, self._give_up, simulator, reason)
+
+    def _give_up(self, simulator: AttachedSimulator, reason: str) -> None:
+        if simulator.link is None and not simulator.gone:
+            self._counts["lost"] += 1
+            self._end(simulator, reason)
+
+    def _end(self, simulator: AttachedSimulator, reason: str) -> None:
+        if self._present.get(simulator.name) is simulator:
+            del self._present[simulator.name]
+        if not simulator.gone:
+            simulator.end(reason)
+            self._tell(self._gone, simulator)
+
+    @staticmethod
+    def _tell(callbacks: Sequence[Callable[[AttachedSimulator], None]], simulator: AttachedSimulator) -> None:
+        for callback in callbacks:
+            callback(simulator)

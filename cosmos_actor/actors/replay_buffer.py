@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cosmos_actor.actors.trajectory import GroupBatch, MalformedGroup, TrajectoryGroup, in_order, owned
+from cosmos_actor.actors.experience import Group, GroupBatch, in_order, owned
+from cosmos_actor.actors.trajectory import MalformedGroup
 from cosmos_actor.bus.schema import decode, encode
 
 REMEMBERED_GROUPS = 16_384
@@ -64,7 +65,7 @@ class Put:
 class Sample:
     """Groups in the order of their ids, and what had grown too stale to be among them."""
 
-    groups: tuple[TrajectoryGroup, ...]
+    groups: tuple[Group, ...]
     dropped: tuple[Dropped, ...]
 
 
@@ -75,7 +76,7 @@ class ReplayBuffer:
         """`budget_bytes` bounds the arrays and texts of all groups; `max_staleness` is in versions, None: no bound."""
         self._budget_bytes = budget_bytes
         self._max_staleness = max_staleness
-        self._groups: dict[GroupKey, TrajectoryGroup] = {}
+        self._groups: dict[GroupKey, Group] = {}
         self._bytes = 0
         self._seen: dict[GroupKey, None] = {}
         self._counts: Counter[str] = Counter()
@@ -84,12 +85,12 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def put(self, groups: Iterable[TrajectoryGroup]) -> Put:
+    def put(self, groups: Iterable[Group]) -> Put:
         """Copy all new groups in, or none and raise BufferFull or MalformedGroup.
 
         Whatever was put before is a duplicate, also when it has left since.
         """
-        fresh: dict[GroupKey, TrajectoryGroup] = {}
+        fresh: dict[GroupKey, Group] = {}
         duplicates: list[GroupKey] = []
         for group in groups:
             key = (group.group_id, group.attempt)
@@ -168,7 +169,7 @@ class ReplayBuffer:
             "dropped": dict(self._dropped),
         }
 
-    def _take(self, fresh: Mapping[GroupKey, TrajectoryGroup]) -> None:
+    def _take(self, fresh: Mapping[GroupKey, Group]) -> None:
         wanted = sum(group.nbytes for group in fresh.values())
         if self._bytes + wanted > self._budget_bytes:
             raise BufferFull(self._bytes, wanted, self._budget_bytes)
@@ -183,17 +184,17 @@ class ReplayBuffer:
         for key in [key for key, _ in zip(gone, range(len(self._seen) - REMEMBERED_GROUPS), strict=False)]:
             del self._seen[key]
 
-    def _drop(self, group: TrajectoryGroup, reason: str) -> Dropped:
+    def _drop(self, group: Group, reason: str) -> Dropped:
         self._remove(group)
         self._dropped[reason] += group.samples
         return Dropped(group.group_id, tuple(group.keys), reason)
 
-    def _remove(self, group: TrajectoryGroup) -> None:
+    def _remove(self, group: Group) -> None:
         del self._groups[group.group_id, group.attempt]
         self._bytes -= group.nbytes
 
 
-def _check(group: TrajectoryGroup) -> None:
+def _check(group: Group) -> None:
     group.check()
     if not group.samples:
         raise MalformedGroup(group.group_id, "a group without samples can not be trained; drop it")

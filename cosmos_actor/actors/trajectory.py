@@ -11,7 +11,6 @@ and nothing is re-tokenised: training sees the very token ids that were sampled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import field, replace
 from itertools import pairwise
 from typing import Any
@@ -208,27 +207,3 @@ class GenerateTask:
     def keys(self) -> list[tuple[str, int]]:
         """(trajectory id, attempt) of each: its rows in the ledger."""
         return [(name, self.attempt) for name in self.trajectory_ids]
-
-
-@schema("group_batch", version=1)
-class GroupBatch:
-    """Groups in the order of their ids."""
-
-    groups: list[TrajectoryGroup]
-
-
-def owned(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The group in memory of its own, copied where it is not: views over received frames end with their message."""
-    columns = {name: value for name, value in vars(group).items() if isinstance(value, np.ndarray)}
-    copies: dict[str, Any] = {name: value.copy() for name, value in columns.items() if value.base is not None}
-    return replace(group, **copies) if copies else group
-
-
-def in_order(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """By (group id, attempt), the one order in which groups are batched, whatever order they arrived in."""
-    return sorted(groups, key=order_of)
-
-
-def order_of(group: TrajectoryGroup) -> tuple[int, str, int]:
-    """Sort key. Shorter ids come first, so that g1000000 follows g999999."""
-    return (len(group.group_id), group.group_id, group.attempt)

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cosmos_actor.actors.dead_letters import Poison
+from cosmos_actor.actors.experience import Group, Task
 from cosmos_actor.actors.handle import Handle, settled
-from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup
 from cosmos_actor.bus import DeadlineExceeded
 from cosmos_actor.job.intake import (
     ArraysGone,
@@ -64,7 +64,7 @@ class Data(Client):
     """Problems and demonstrations."""
 
     def tasks(self, step: int, *, prompts: int | None = None, samples: int | None = None,
-              split: str = "train") -> Handle[list[GenerateTask]]:
+              split: str = "train") -> Handle[list[Task]]:
         """The prompts of `step`; the same whenever they are asked for."""
         settings, limits = self._job.settings, self._job.intake.limiter.limits
         request = TasksRequest(
@@ -72,7 +72,7 @@ class Data(Client):
             split=split, attempt=self._job.epoch)
         return self._job.call("data", request, f"prompts of step {step}", lambda answer: answer.tasks)
 
-    def replacements(self, step: int, first: int, count: int) -> Handle[list[GenerateTask]]:
+    def replacements(self, step: int, first: int, count: int) -> Handle[list[Task]]:
         """Prompts in the place of groups of `step` that will not come: numbers `first`.. of its replacements."""
         request = TasksRequest(step=step, prompts=first + count, samples=self._job.settings.rollout.samples_per_prompt,
                                split="replacement", attempt=self._job.epoch)
@@ -93,23 +93,23 @@ class Rollout(Client):
         waiting = job.fleet.wait_for_members("rollout", job.settings.rollout.min_actors, job.settings.run.deadline_s)
         job.handle(waiting, f"{job.settings.rollout.min_actors} rollout actors").resolve()
 
-    def generate(self, tasks: Handle[list[GenerateTask]], step: int, *, greedy: bool = False) -> Experience:
+    def generate(self, tasks: Handle[list[Task]], step: int, *, greedy: bool = False) -> Experience:
         """Samples for `tasks`, meant for step `step`, in fixed batches that any rollout may take."""
         parts = self._parts(tasks, step, self._job.weights.published, greedy)
         return Experience(self._job, parts, f"samples of step {step}")
 
-    async def _parts(self, tasks: Handle[list[GenerateTask]], step: int, version: Version, greedy: bool) -> list[Part]:
+    async def _parts(self, tasks: Handle[list[Task]], step: int, version: Version, greedy: bool) -> list[Part]:
         """`version` is the one when the recipe asked, however long the tasks take to come."""
         job = self._job
         asked = await settled(tasks)
         job.ledger.dispatched(keys_of(asked), step, version.step)
         return [self._part(batch, tasks, step, version, greedy) for batch in job.in_parts(asked)]
 
-    def _part(self, batch: list[GenerateTask], tasks: Handle[list[GenerateTask]], step: int, version: Version,
+    def _part(self, batch: list[Task], tasks: Handle[list[Task]], step: int, version: Version,
               greedy: bool) -> Part:
         flight = Flight(batch, version.step)
 
-        async def ask(all_tasks: list[GenerateTask]) -> Generation:
+        async def ask(all_tasks: list[Task]) -> Generation:
             wanted = [task for task in all_tasks if task.group_id in flight.names]
             request = GenerationRequest(wanted, version_dispatch=version.step, min_ordinal=version.ordinal,
                                         greedy=greedy, weights_deadline_s=self._job.settings.weights.deadline_s)
@@ -130,7 +130,7 @@ class Rollout(Client):
         return answer.groups
 
 
-def _span(groups: Sequence[TrajectoryGroup]) -> tuple[int, int]:
+def _span(groups: Sequence[Group]) -> tuple[int, int]:
     """Oldest and newest weight version of any token."""
     return (min(group.version_min or 0 for group in groups), max(group.version_max or 0 for group in groups))
 
@@ -197,7 +197,7 @@ class ReplayBuffer(Client):
         """
         return self._job.handle(self._put(experience, step, opened), f"storing the samples of step {step}")
 
-    def sample(self, step: int) -> list[TrajectoryGroup]:
+    def sample(self, step: int) -> list[Group]:
         """The groups to train at `step`, in the order of their ids, once the limiter lets it go. Raises ShortSample."""
         job = self._job
         while True:
@@ -278,12 +278,12 @@ class ReplayBuffer(Client):
 class Reference(Client):
     """Log-probs under the frozen policy."""
 
-    def score(self, groups: list[TrajectoryGroup]) -> Handle[list[TrajectoryGroup]]:
+    def score(self, groups: list[Group]) -> Handle[list[Group]]:
         """The same groups with `reference_logprobs`; untouched when the run has no KL term."""
         again = partial(self._score, groups)
         return self._job.handle(again(), "reference log-probs", again=again)
 
-    async def _score(self, groups: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    async def _score(self, groups: list[Group]) -> list[Group]:
         job = self._job
         if job.settings.reference_count == 0:
             return groups
@@ -311,7 +311,7 @@ class Policy(Client):
         """Optimiser step `step` on demonstrations; its metrics."""
         return self._job.handle(self._sft(demonstrations, step), f"SFT step {step}")
 
-    def update(self, groups: Handle[list[TrajectoryGroup]], step: int) -> Handle[dict[str, Any]]:
+    def update(self, groups: Handle[list[Group]], step: int) -> Handle[dict[str, Any]]:
         """Optimiser step `step` on scored groups; its metrics. The ledger then has them as trained at `step`."""
         return self._job.handle(self._update(groups, step), f"policy update {step}")
 
@@ -334,10 +334,10 @@ class Policy(Client):
         job.journal.spent("update", answer.seconds)
         return dict(answer.metrics)
 
-    async def _update(self, groups: Handle[list[TrajectoryGroup]], step: int) -> dict[str, Any]:
+    async def _update(self, groups: Handle[list[Group]], step: int) -> dict[str, Any]:
         job, epoch = self._job, self._job.epoch
 
-        async def train(batch: list[TrajectoryGroup]) -> dict[str, Any]:
+        async def train(batch: list[Group]) -> dict[str, Any]:
             staleness = max(group.staleness(step - 1) for group in batch)
             answer: UpdateReply = await job.submit("policy", UpdateRequest(epoch, step, batch), f"policy update {step}")
             job.ledger.trained(keys_of(batch), step)

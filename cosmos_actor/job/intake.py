@@ -17,11 +17,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cosmos_actor.actors.experience import Group, Task, in_order
 from cosmos_actor.actors.fleet import StateLost
 from cosmos_actor.actors.handle import Handle, settled
 from cosmos_actor.actors.ledger import Key
 from cosmos_actor.actors.limiter import AskAgain, Drop, GiveUp, Go, Hold, Limiter, RateLimits, Replace
-from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup, in_order
 from cosmos_actor.bus import BusError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MOST_MADE = 10
 """How often a part is made. Each time somebody has died, so a part that needs more has another reason."""
 Value = TypeVar("Value")
 Result = TypeVar("Result")
-Groups = list[TrajectoryGroup]
+Groups = list[Group]
 """On their way. Their producer holds arrays on the bulk plane until the last of these objects is dropped."""
 STRAGGLER = "straggler"
 """Why the ledger drops what `limiter.straggler` = "drop" gives up."""
@@ -49,7 +49,7 @@ class Refused(Exception):
     """This part was given up before it came."""
 
 
-def keys_of(items: Sequence[GenerateTask | TrajectoryGroup]) -> list[Key]:
+def keys_of(items: Sequence[Task | Group]) -> list[Key]:
     """The ledger's keys of all trajectories of `items`."""
     return [key for item in items for key in item.keys]
 
@@ -66,7 +66,7 @@ def rate_limits(settings: Any) -> RateLimits:
 class Flight:
     """What all stages of one part share."""
 
-    def __init__(self, items: Sequence[GenerateTask | TrajectoryGroup], version: int) -> None:
+    def __init__(self, items: Sequence[Task | Group], version: int) -> None:
         self.names = [item.group_id for item in items]
         self.keys = keys_of(items)
         self.version = version

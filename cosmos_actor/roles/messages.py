@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup
+from cosmos_actor.actors.experience import Group, Task
+from cosmos_actor.actors.trajectory import GenerateTask
 from cosmos_actor.bus.schema import Json, array, schema
 from cosmos_actor.weight_plane.manifest import Manifest
 
@@ -40,7 +41,7 @@ class TasksRequest:
 @schema("tasks", version=1)
 @dataclass(frozen=True)
 class Tasks:
-    tasks: list[GenerateTask]
+    tasks: list[Task]
 
 
 @schema("demonstrations_request", version=1)
@@ -87,7 +88,7 @@ class GenerationRequest:
 @schema("generation", version=1)
 @dataclass(frozen=True)
 class Generation:
-    groups: list[TrajectoryGroup]
+    groups: list[Group]
     seconds: float
     """Time that the engine computed."""
     tokens: int
@@ -111,7 +112,7 @@ class WeightsReport:
 @schema("score_request", version=1)
 @dataclass(frozen=True)
 class ScoreRequest:
-    groups: list[TrajectoryGroup]
+    groups: list[Group]
 
 
 @schema("column", version=1)
@@ -145,7 +146,7 @@ def scores_of(columns: Sequence[np.ndarray], writer: str, seconds: float) -> Sco
 class ReferenceRequest:
     """Asks for the log-probs of the sampled tokens under the frozen reference policy."""
 
-    groups: list[TrajectoryGroup]
+    groups: list[Group]
 
 
 # ---- replay buffer
@@ -159,7 +160,7 @@ class PutRequest:
     epoch: int
     step: int
     """The step that these groups are meant for."""
-    groups: list[TrajectoryGroup]
+    groups: list[Group]
 
 
 @schema("put_reply", version=1)
@@ -184,7 +185,7 @@ class SampleRequest:
 class Sample:
     """`groups` is empty when fewer than asked for are `present`."""
 
-    groups: list[TrajectoryGroup]
+    groups: list[Group]
     dropped: dict[str, list[str]]
     """Reason -> "trajectory id@attempt" of what was too stale to train."""
     present: int
@@ -210,7 +211,7 @@ class UpdateRequest:
 
     epoch: int
     step: int
-    groups: list[TrajectoryGroup]
+    groups: list[Group]
 
 
 @schema("update_reply", version=1)

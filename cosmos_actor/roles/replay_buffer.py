@@ -6,10 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from cosmos_actor.actors.errors import UserError
+from cosmos_actor.actors.experience import owned
 from cosmos_actor.actors.replay_buffer import Dropped, NotEnoughGroups, ReplayBuffer
 from cosmos_actor.actors.role import handles
 from cosmos_actor.actors.run_directory import ANOTHER_CHECKPOINT
-from cosmos_actor.actors.trajectory import owned
 from cosmos_actor.roles.array_file import read_arrays, write_arrays
 from cosmos_actor.roles.messages import (
     PutReply,

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cosmos_actor.actors.experience import GroupBatch, in_order, owned
 from cosmos_actor.actors.trajectory import (
     FieldAlreadyWritten,
     GenerateTask,
-    GroupBatch,
     MalformedGroup,
-    in_order,
-    owned,
 )
 from cosmos_actor.bus.errors import SchemaMismatch
 from cosmos_actor.bus.schema import decode, encode

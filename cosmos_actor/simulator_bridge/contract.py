@@ -24,7 +24,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from cosmos_actor.bus.schema import Json, schema
+from cosmos_actor.bus.schema import schema
 
 DISCRETE, BOX = "discrete", "box"
 UNKNOWN, FAILURE, SUCCESS = -1, 0, 1
@@ -88,7 +88,7 @@ class TaskSpec:
 
     name: str
     max_steps: int
-    """Steps after which an episode is truncated."""
+    """Steps after which an episode is truncated; 0: only the task's own rules end it."""
     initial_states: int = 0
     """Size of its set of initial states; 0: the seed decides."""
     instruction: str = ""
@@ -151,8 +151,21 @@ class Outcome(NamedTuple):
     """[n] int8 of UNKNOWN, FAILURE, SUCCESS; None: unknown for all. Counts where an episode ends."""
 
 
+class SlotErrors(Exception):
+    """What a session raises that can tell whose fault it was: the other slots of the call did what they were asked."""
+
+    def __init__(self, errors: Dict[int, BaseException], outcome: Optional[Outcome] = None) -> None:
+        """`errors`: slot -> what it raised. `outcome`: of a step, for all slots of the call, with anything in the
+        places of these."""
+        super().__init__("; ".join("slot {}: {!r}".format(slot, error) for slot, error in errors.items()))
+        self.errors, self.outcome = errors, outcome
+
+
 class SimSession(ABC):
-    """`envs` slots of one simulator. May raise anything: it is caught, typed, and charged to the slots of the call."""
+    """`envs` slots of one simulator. May raise anything: it is caught, typed, and charged to the slots of the call.
+
+    A session that raises `SlotErrors` costs only those slots their episodes.
+    """
 
     @abstractmethod
     def reset(self, slots: Sequence[int], units: Sequence[WorkUnit]) -> None:
@@ -166,12 +179,15 @@ class SimSession(ABC):
     def observe(self, slots: Sequence[int]) -> Dict[str, np.ndarray]:
         """Name -> [n, …], as described. May be memory that the next call overwrites."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most have nothing to let go of)
         """Let go of windows, contexts and processes."""
 
 
 class Simulator(ABC):
     """A simulator as it is installed here."""
+
+    embodiment: Any = None
+    """Its `EmbodimentMap`, if it is somebody's body."""
 
     @abstractmethod
     def describe(self) -> Description:
@@ -200,5 +216,5 @@ class Environment(ABC):
         """Of the episode so far: UNKNOWN, FAILURE or SUCCESS."""
         return UNKNOWN
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Let go of what this world holds."""

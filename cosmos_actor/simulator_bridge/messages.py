@@ -72,7 +72,8 @@ class Reset:
     """Counts requests of one session; the answer to a number is given again, not made again."""
     assignments: List[Assignment]
     queue: List[Assignment] = field(default_factory=list)
-    """What each of these slots begins by itself when its episode ends; replaces what was queued for it before."""
+    """What each of these slots begins by itself when its episode ends; replaces what was queued for it before. A slot
+    that is reset, or fails, has nothing queued from before."""
 
 
 @schema("sim_step", version=1)
@@ -121,7 +122,8 @@ class Stepped:
     final_observations: Dict[str, Array] = array("any")
     """Name -> [m, …]: the last of those episodes."""
     intermediate: Dict[str, Array] = array("any")
-    """Name -> [n, K-1, …] if asked for; empty otherwise."""
+    """Name -> [n, K-1, …] if asked for, zero from a slot's last action on; empty otherwise."""
     failures: List[SlotFailure] = field(default_factory=list)
+    """A slot that is in `ended` too: its episode counts, and it is the unit queued for it that could not begin."""
     seconds: float = 0.0
     """Time that the simulator computed."""

@@ -1,0 +1,57 @@
+"""When a simulator is to say that it will not be heard for a while. Pure: what begins and ends, and the time, come in."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, Optional, Tuple
+
+SLOW_S = 0.5
+"""A call that took longer is announced from then on. Shorter ones are over before anybody counts the silence, and an
+announcement before each step of a quick simulator would cost more than its step."""
+FIRST_S = 120.0
+"""For what was never done before: assets are loaded, kernels are compiled, renderers are started."""
+MARGIN = 4.0
+"""Times the slowest so far: what is late by more than that hangs."""
+
+
+class Pace:
+    """Every call that may be slow is announced before it begins, and what was announced is taken back when it ends.
+
+    One that has never been made may be; so may one that has been slow before.
+    """
+
+    def __init__(self, declare: Callable[[str, float], None] = lambda label, expected_s: None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        """`declare(label, seconds)` is heard by whoever waits; 0 seconds take it back."""
+        self.declare = declare
+        self._clock = clock
+        self._slowest: Dict[Tuple[str, ...], float] = {}
+        self._begun: Optional[Tuple[Tuple[str, ...], float]] = None
+        self._declared = False
+
+    def __call__(self, *what: str) -> Pace:
+        """`with pace("reset", task): ...`"""
+        expected_s = self.expected_s(*what)
+        if expected_s is not None:
+            self.declare(" ".join(what), expected_s)
+            self._declared = True
+        self._begun = what, self._clock()
+        return self
+
+    def expected_s(self, *what: str) -> Optional[float]:
+        """How long it is to be waited for, or None: it is quick."""
+        slowest = self._slowest.get(what)
+        if slowest is None:
+            return FIRST_S
+        return MARGIN * slowest if slowest > SLOW_S else None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._begun is not None:
+            (what, begun), self._begun = self._begun, None
+            self._slowest[what] = max(self._slowest.get(what, 0.0), self._clock() - begun)
+        if self._declared:
+            self._declared = False
+            self.declare("", 0.0)

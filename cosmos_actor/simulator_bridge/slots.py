@@ -1,0 +1,96 @@
+"""Several worlds of one kind as a session."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from .contract import Environment, Outcome, SimSession, SlotErrors, WorkUnit
+
+ENDS = (KeyboardInterrupt, GeneratorExit)
+"""What ends a process. Other errors of a simulator are charged to it, also those that are no `Exception`."""
+
+
+class EachSlot(SimSession):
+    """One world a slot. What one raises costs no other its episode, and a world that raised is never used again.
+
+        made by `make` ──> raised ──> closed ──reset──> made anew
+    """
+
+    def __init__(self, make: Callable[[], Environment], envs: int) -> None:
+        """Raises what `make` raises; no world stays open then."""
+        self._make = make
+        self._worlds: List[Optional[Environment]] = []
+        try:
+            for _ in range(envs):
+                self._worlds.append(make())
+        except BaseException:
+            self.close()
+            raise
+        self._tells_success = any(type(world).success is not Environment.success for world in self._worlds)
+
+    def reset(self, slots: Sequence[int], units: Sequence[WorkUnit]) -> None:
+        errors: Dict[int, BaseException] = {}
+        for slot, unit in zip(slots, units):
+            try:
+                self._world(slot).reset(unit)
+            except ENDS:
+                raise
+            except BaseException as error:  # whatever it is, it is this slot's failure
+                self._raised(slot, error, errors)
+        if errors:
+            raise SlotErrors(errors)
+
+    def step(self, slots: Sequence[int], actions: np.ndarray) -> Outcome:
+        n = len(slots)
+        outcome = Outcome(np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool),
+                          np.zeros(n, np.int8) if self._tells_success else None)
+        rewards, terminated, truncated, success = outcome
+        errors: Dict[int, BaseException] = {}
+        each: Any = actions.tolist() if actions.ndim == 1 and actions.dtype.kind == "i" else actions
+        for index, (slot, action) in enumerate(zip(slots, each)):
+            try:
+                world = self._world(slot)
+                rewards[index], terminated[index], truncated[index] = world.step(action)
+                if success is not None:
+                    success[index] = world.success()
+            except ENDS:
+                raise
+            except BaseException as error:
+                self._raised(slot, error, errors)
+        if errors:
+            raise SlotErrors(errors, outcome)
+        return outcome
+
+    def observe(self, slots: Sequence[int]) -> Dict[str, np.ndarray]:
+        seen = [self._world(slot).observe() for slot in slots]
+        return {name: np.stack([each[name] for each in seen]) for name in seen[0]} if seen else {}
+
+    def close(self) -> None:
+        """Every world, also if one of them raises; raises the first of those errors."""
+        errors: Dict[int, BaseException] = {}
+        for slot, world in enumerate(self._worlds):
+            self._worlds[slot] = None
+            try:
+                if world is not None:
+                    world.close()
+            except Exception as error:
+                errors[slot] = error
+        if errors:
+            raise next(iter(errors.values()))
+
+    def _world(self, slot: int) -> Environment:
+        world = self._worlds[slot]
+        if world is None:
+            world = self._worlds[slot] = self._make()
+        return world
+
+    def _raised(self, slot: int, error: BaseException, errors: Dict[int, BaseException]) -> None:
+        errors[slot] = error
+        world, self._worlds[slot] = self._worlds[slot], None
+        try:
+            if world is not None:
+                world.close()
+        except Exception:  # noqa: S110 (it has raised before; why it fell apart is in `errors`)
+            pass

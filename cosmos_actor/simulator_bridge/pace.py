@@ -1,4 +1,7 @@
-"""When a simulator is to say that it will not be heard for a while. Pure: what begins and ends, and the time, come in."""
+"""When a simulator is to say that it will not be heard for a while. Pure: what begins and ends, and the time, come in.
+
+Legend: n slots of a call. Calls of one kind take a time that grows with n.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any, Callable, Dict, Optional, Tuple
 SLOW_S = 0.5
 """A call that took longer is announced from then on. Shorter ones are over before anybody counts the silence, and an
 announcement before each step of a quick simulator would cost more than its step."""
-FIRST_S = 120.0
-"""For what was never done before: assets are loaded, kernels are compiled, renderers are started."""
+FIRST_S = 60.0
+"""A slot, for what was never done before: assets are loaded, kernels are compiled, renderers are started."""
 MARGIN = 4.0
 """Times the slowest so far: what is late by more than that hangs."""
 
@@ -26,32 +29,33 @@ class Pace:
         self.declare = declare
         self._clock = clock
         self._slowest: Dict[Tuple[str, ...], float] = {}
-        self._begun: Optional[Tuple[Tuple[str, ...], float]] = None
+        """Seconds a slot."""
+        self._begun: Optional[Tuple[Tuple[str, ...], int, float]] = None
         self._declared = False
 
-    def __call__(self, *what: str) -> Pace:
-        """`with pace("reset", task): ...`"""
-        expected_s = self.expected_s(*what)
+    def __call__(self, *what: str, slots: int = 1) -> Pace:
+        """`with pace("reset", task, slots=n): ...`"""
+        expected_s = self.expected_s(*what, slots=slots)
         if expected_s is not None:
             self.declare(" ".join(what), expected_s)
             self._declared = True
-        self._begun = what, self._clock()
+        self._begun = what, slots, self._clock()
         return self
 
-    def expected_s(self, *what: str) -> Optional[float]:
+    def expected_s(self, *what: str, slots: int = 1) -> Optional[float]:
         """How long it is to be waited for, or None: it is quick."""
         slowest = self._slowest.get(what)
         if slowest is None:
-            return FIRST_S
-        return MARGIN * slowest if slowest > SLOW_S else None
+            return FIRST_S * slots
+        return MARGIN * slowest * slots if slowest * slots > SLOW_S else None
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, *raised: Any) -> None:
         if self._begun is not None:
-            (what, begun), self._begun = self._begun, None
-            self._slowest[what] = max(self._slowest.get(what, 0.0), self._clock() - begun)
+            (what, slots, begun), self._begun = self._begun, None
+            self._slowest[what] = max(self._slowest.get(what, 0.0), (self._clock() - begun) / slots)
         if self._declared:
             self._declared = False
             self.declare("", 0.0)

@@ -1,0 +1,312 @@
+"""A session behind its contract: requests in, answers out, and every fault of the simulator a typed failure of a slot.
+
+    idle ──reset──> running ──its episode ends──> begins the unit queued for it, or is idle
+                       └─────raised, broke the contract──> idle, with a SlotFailure
+
+Knows of no socket. Legend: n slots of a request, m of them whose episode ended, K actions of a chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from .checks import (
+    BadRequest,
+    checked_actions,
+    checked_outcome,
+    checked_slots,
+    copied_observations,
+    no_observations,
+    not_finite,
+)
+from .contract import BY_SEED, Description, Outcome, SimSession, SimulatorError, SlotErrors, WorkUnit
+from .messages import Assignment, Reset, SlotFailure, Step, Stepped
+from .pace import Pace
+from .slots import ENDS
+
+log = logging.getLogger(__name__)
+
+NO_LIMIT = 2**62
+LONGEST_TEXT = 500
+"""Characters of a failure's line: some simulators put a whole model file into their errors."""
+
+Failures = Dict[int, SimulatorError]
+"""Slot -> what became of its unit."""
+
+
+class CheckedSession:
+    """Answers every request that makes sense, whatever the simulator does, and no request twice.
+
+    What one slot does wrong fails that slot. A step of several slots that raises fails all of them, since nobody knows
+    how far it got, unless the session raised `SlotErrors`.
+    """
+
+    def __init__(self, session: SimSession, description: Description, envs: int, *, pace: Optional[Pace] = None,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
+        self._session, self._description, self._envs = session, description, envs
+        self._pace = pace or Pace()
+        self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        """Somebody else asks from now on: every slot is idle, and requests are counted anew."""
+        self._units: List[Optional[WorkUnit]] = [None] * self._envs
+        self._queued: Dict[int, WorkUnit] = {}
+        self._steps = np.zeros(self._envs, np.int64)
+        self._limits = np.full(self._envs, NO_LIMIT, np.int64)
+        self._last: Optional[Stepped] = None
+
+    def answer(self, request: Union[Reset, Step]) -> Stepped:
+        """Its answer: the same one if this request was answered last. Raises BadRequest, and has done nothing then."""
+        if self._last is not None and request.number <= self._last.number:
+            if request.number == self._last.number:
+                return self._last
+            raise BadRequest("request {} is older than the last one, {}".format(request.number, self._last.number))
+        begun = self._clock()
+        chunk = self._reset(request) if isinstance(request, Reset) else self._step(request)
+        self._last = self._stepped(request.number, chunk, begun)
+        return self._last
+
+    # ---- requests
+
+    def _reset(self, request: Reset) -> _Chunk:
+        slots = checked_slots([item.slot for item in request.assignments], self._envs)
+        self._check_queue(request.queue)
+        chunk = _Chunk(slots, 0)
+        for slot in slots:
+            self._idle(slot)
+        self._enqueue(request.queue)
+        chunk.failures.update(self._begin({item.slot: item.unit for item in request.assignments}))
+        return chunk
+
+    def _step(self, request: Step) -> _Chunk:
+        slots = checked_slots(request.slots, self._envs)
+        for slot in slots:
+            if self._units[slot] is None:
+                raise BadRequest("slot {} is idle: reset it first".format(slot))
+        actions = checked_actions(request.actions, self._description.action, len(slots))
+        self._check_queue(request.queue)
+        self._enqueue(request.queue)
+        chunk = _Chunk(slots, actions.shape[1])
+        if request.intermediate:
+            chunk.intermediate = {
+                name: np.zeros((len(slots), max(0, chunk.K - 1), *spec.shape), spec.dtype)
+                for name, spec in self._description.observations.items()}
+        for k in range(chunk.K):
+            if chunk.running.size:
+                self._act(chunk, k, actions)
+            if k < chunk.K - 1 and request.intermediate and chunk.running.size:
+                self._look_between(chunk, k)
+        return chunk
+
+    def _check_queue(self, queue: Sequence[Assignment]) -> None:
+        checked_slots([item.slot for item in queue], self._envs)
+
+    def _enqueue(self, queue: Sequence[Assignment]) -> None:
+        self._queued.update({item.slot: item.unit for item in queue})
+
+    def _stepped(self, number: int, chunk: _Chunk, begun: float) -> Stepped:
+        """Look where the chunk ended, begin what is queued there, and put the answer together."""
+        slots, observations, failures = self._observe(chunk.not_failed())
+        chunk.failures.update(failures)
+        rows = [chunk.row_of[slot] for slot in slots]
+        over = [index for index, row in enumerate(rows) if chunk.terminated[row] or chunk.truncated[row]]
+        ended = [slots[index] for index in over]
+        final = {name: array[over] for name, array in observations.items()}
+        chunk.failures.update(self._go_on(ended, over, observations))
+        failed = [SlotFailure(slot, error.kind, error.text) for slot, error in sorted(chunk.failures.items())]
+        return Stepped(
+            number, np.array(slots, np.int32), observations, chunk.rewards[rows], chunk.steps[rows],
+            chunk.terminated[rows].astype(np.uint8), chunk.truncated[rows].astype(np.uint8), chunk.success[rows],
+            np.array(ended, np.int32), final, {name: array[rows] for name, array in chunk.intermediate.items()},
+            failed, self._clock() - begun)
+
+    def _go_on(self, ended: List[int], over: List[int], observations: Dict[str, np.ndarray]) -> Failures:
+        """Begin what is queued for slots whose episode ended; their first observations take the last ones' places."""
+        following = {slot: self._queued[slot] for slot in ended if slot in self._queued}
+        for slot in ended:
+            self._idle(slot)
+        failures = self._begin(following)
+        seen, first, unseen = self._observe([slot for slot in following if slot not in failures])
+        where = dict(zip(ended, over))
+        for name, array in first.items():
+            observations[name][[where[slot] for slot in seen]] = array
+        failures.update(unseen)
+        return failures
+
+    # ---- one call of the session each
+
+    def _begin(self, units: Dict[int, WorkUnit]) -> Failures:
+        """Reset these slots; those that are not returned run."""
+        failures: Failures = {}
+        limits: Dict[int, int] = {}
+        for slot, unit in units.items():
+            try:
+                limits[slot] = self._limit(unit)
+            except SimulatorError as error:
+                failures[slot] = self._failure("reset", error, slot, unit)
+        failures.update(self._reset_slots({slot: unit for slot, unit in units.items() if slot in limits}))
+        for slot, unit in units.items():
+            if slot not in failures:
+                self._units[slot] = unit
+                self._steps[slot], self._limits[slot] = 0, limits[slot]
+        return failures
+
+    def _reset_slots(self, units: Dict[int, WorkUnit]) -> Failures:
+        if not units:
+            return {}
+        tasks = sorted({unit.task for unit in units.values()})
+        try:
+            with self._pace("reset", *tasks, slots=len(units)):
+                self._session.reset(list(units), list(units.values()))
+        except ENDS:
+            raise
+        except SlotErrors as some:
+            return {slot: self._failure("reset", error, slot, units[slot]) for slot, error in some.errors.items()}
+        except BaseException as error:  # whatever it raises is the slots' failure
+            if len(units) == 1:
+                return {slot: self._failure("reset", error, slot, unit) for slot, unit in units.items()}
+            failures: Failures = {}
+            for slot, unit in units.items():  # a reset can be repeated, and only some of them may be at fault
+                failures.update(self._reset_slots({slot: unit}))
+            return failures
+        return {}
+
+    def _act(self, chunk: _Chunk, k: int, actions: np.ndarray) -> None:
+        """One action of each slot that still runs."""
+        rows = chunk.running
+        slots = [chunk.slots[row] for row in rows]
+        try:
+            outcome, errors = self._outcome(slots, actions[rows, k])
+        except ENDS:
+            raise
+        except BaseException as error:  # nobody knows how far it got: it is not done again
+            self._fail(chunk, {slot: self._failure("step", error, slot) for slot in slots})
+            return
+        bad = {slot: SimulatorError("not_finite", "the reward is {}".format(outcome.rewards[index]))
+               for index, slot in enumerate(slots) if slot not in errors and not np.isfinite(outcome.rewards[index])}
+        errors = {**errors, **bad} if bad else errors
+        self._steps[slots] += 1
+        spent = self._steps[slots] >= self._limits[slots]
+        chunk.note(rows, k, outcome._replace(truncated=outcome.truncated | (spent & ~outcome.terminated)))
+        self._fail(chunk, {slot: self._failure("step", error, slot) for slot, error in errors.items()})
+
+    def _outcome(self, slots: List[int], actions: np.ndarray) -> Tuple[Outcome, Dict[int, Any]]:
+        errors: Dict[int, Any] = {}
+        try:
+            with self._pace("step", slots=len(slots)):
+                outcome: Optional[Outcome] = self._session.step(slots, actions)
+        except SlotErrors as some:
+            outcome, errors = some.outcome, some.errors
+        if not isinstance(outcome, Outcome):
+            raise SimulatorError("shape", "step gave {} and no Outcome".format(type(outcome).__name__))
+        return checked_outcome(outcome, len(slots)), errors
+
+    def _look_between(self, chunk: _Chunk, k: int) -> None:
+        seen, observations, failures = self._observe([chunk.slots[row] for row in chunk.running])
+        for name, array in observations.items():
+            chunk.intermediate[name][[chunk.row_of[slot] for slot in seen], k] = array
+        self._fail(chunk, failures)
+
+    def _observe(self, slots: List[int]) -> Tuple[List[int], Dict[str, np.ndarray], Failures]:
+        """(slots that could be seen, what they see, what was wrong with the others, which are idle now)."""
+        if not slots:
+            return [], no_observations(self._description), {}
+        try:
+            with self._pace("observe", slots=len(slots)):
+                seen = self._session.observe(slots)
+            observations = copied_observations(seen, self._description, len(slots))
+        except ENDS:
+            raise
+        except BaseException as error:  # whatever it raises is the slots' failure
+            if len(slots) == 1:
+                failures = {slots[0]: self._failure("observe", error, slots[0])}
+                self._idle(slots[0])
+                return [], no_observations(self._description), failures
+            return self._observe_each(slots)
+        bad = {slots[index]: SimulatorError("not_finite", "observation `{}` is NaN or infinite".format(name))
+               for index, name in not_finite(observations, self._description)}
+        if not bad:
+            return slots, observations, {}
+        failures = {slot: self._failure("observe", error, slot) for slot, error in bad.items()}
+        for slot in bad:
+            self._idle(slot)
+        good = [index for index, slot in enumerate(slots) if slot not in bad]
+        return [slots[index] for index in good], {name: array[good] for name, array in observations.items()}, failures
+
+    def _observe_each(self, slots: List[int]) -> Tuple[List[int], Dict[str, np.ndarray], Failures]:
+        """Looking changes nothing, so it can be done again, one by one, to see who is at fault."""
+        parts = [self._observe([slot]) for slot in slots]
+        merged = {name: np.concatenate([observations[name] for _, observations, _ in parts])
+                  for name in self._description.observations}
+        return ([slot for seen, _, _ in parts for slot in seen], merged,
+                {slot: error for _, _, failures in parts for slot, error in failures.items()})
+
+    # ---- slots
+
+    def _limit(self, unit: WorkUnit) -> int:
+        """Steps that it may take. Raises SimulatorError for a unit that this simulator does not have."""
+        task = self._description.task(unit.task)
+        if unit.initial_state != BY_SEED and not 0 <= unit.initial_state < task.initial_states:
+            raise SimulatorError("reset", "there is no initial state {}: it has {}".format(
+                unit.initial_state, task.initial_states))
+        return unit.max_steps or task.max_steps or NO_LIMIT
+
+    def _idle(self, slot: int) -> None:
+        self._units[slot] = None
+        self._queued.pop(slot, None)
+
+    def _fail(self, chunk: _Chunk, failures: Failures) -> None:
+        for slot in failures:
+            self._idle(slot)
+        chunk.fail(failures)
+
+    def _failure(self, doing: str, error: BaseException, slot: int, unit: Optional[WorkUnit] = None) -> SimulatorError:
+        """One line that names simulator, task, slot and fault; the traceback goes to the log."""
+        kind, text = doing, "{} raised {}: {}".format(doing, type(error).__name__, error)
+        if isinstance(error, SimulatorError):
+            kind, text = error.kind, error.text
+        elif isinstance(error, EOFError):
+            text += "; it asked a question, and nobody is there to answer"
+        unit = unit or self._units[slot]
+        task = "" if unit is None else ", task {}".format(unit.task)
+        line = " ".join("{}{}, slot {}: {}".format(self._description.simulator, task, slot, text).split())
+        log.warning("%s", line, exc_info=None if isinstance(error, SimulatorError) else error)
+        return SimulatorError(kind, line[:LONGEST_TEXT])
+
+
+class _Chunk:
+    """What has become of the slots of one request. Rows are positions in the request."""
+
+    def __init__(self, slots: List[int], K: int) -> None:
+        n = len(slots)
+        self.slots, self.K = slots, K
+        self.row_of = {slot: row for row, slot in enumerate(slots)}
+        self.running = np.arange(n)
+        """Rows whose episode goes on."""
+        self.rewards = np.zeros((n, K), np.float32)
+        self.steps = np.zeros(n, np.int32)
+        self.terminated, self.truncated = np.zeros(n, bool), np.zeros(n, bool)
+        self.success = np.full(n, -1, np.int8)
+        self.intermediate: Dict[str, np.ndarray] = {}
+        self.failures: Failures = {}
+
+    def note(self, rows: np.ndarray, k: int, outcome: Outcome) -> None:
+        """What action k of these rows did."""
+        self.rewards[rows, k] = outcome.rewards
+        self.steps[rows] += 1
+        self.terminated[rows], self.truncated[rows] = outcome.terminated, outcome.truncated
+        self.success[rows] = outcome.success
+        self.running = rows[~(outcome.terminated | outcome.truncated)]
+
+    def fail(self, failures: Failures) -> None:
+        if failures:
+            self.failures.update(failures)
+            self.running = np.array([row for row in self.running if self.slots[row] not in failures], np.int64)
+
+    def not_failed(self) -> List[int]:
+        return [slot for slot in self.slots if slot not in self.failures]

@@ -1,0 +1,105 @@
+"""What comes out of a simulator, and what goes into it, against its description. Pure.
+
+Legend: n slots of a call, K actions of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from .contract import DISCRETE, UNKNOWN, ActionSpec, ArraySpec, Description, Outcome, SimulatorError
+
+
+class BadRequest(ValueError):
+    """The driver asked for something that makes no sense; nothing of it was done. One line."""
+
+
+def checked_slots(slots: Sequence[int], envs: int) -> List[int]:
+    """Plain numbers. Raises BadRequest for one that is not there or comes twice."""
+    plain = [int(slot) for slot in slots]
+    if len(set(plain)) != len(plain):
+        raise BadRequest("a slot is named twice: {}".format(plain))
+    for slot in plain:
+        if not 0 <= slot < envs:
+            raise BadRequest("there is no slot {}: this session has {}".format(slot, envs))
+    return plain
+
+
+def checked_actions(actions: np.ndarray, spec: ActionSpec, n: int) -> np.ndarray:
+    """[n, K, …] int64 or float32, clipped to the bounds of a box. Raises BadRequest."""
+    shape = (n, *actions.shape[1:2], *spec.shape)
+    if actions.ndim < 2 or actions.shape != shape:
+        raise BadRequest("actions have shape {}, {} slots need [{}, K{}]".format(
+            list(actions.shape), n, n, "".join(", {}".format(size) for size in spec.shape)))
+    if spec.kind == DISCRETE:
+        if actions.dtype.kind not in "iu":
+            raise BadRequest("actions are {}, this simulator takes whole numbers".format(actions.dtype))
+        if actions.size and not (0 <= int(actions.min()) and int(actions.max()) < spec.n):
+            raise BadRequest("actions go from {} to {}, this simulator has 0 to {}".format(
+                actions.min(), actions.max(), spec.n - 1))
+        return actions.astype(np.int64)
+    if actions.dtype.kind != "f":
+        raise BadRequest("actions are {}, this simulator takes float32".format(actions.dtype))
+    if not np.isfinite(actions).all():
+        raise BadRequest("an action is NaN or infinite")
+    plain = actions.astype(np.float32)
+    if spec.low or spec.high:
+        np.clip(plain, _bound(spec.low, spec, -np.inf), _bound(spec.high, spec, np.inf), out=plain)
+    return plain
+
+
+def _bound(values: Sequence[float], spec: ActionSpec, none: float) -> np.ndarray:
+    return np.asarray(values or [none] * int(np.prod(spec.shape)), np.float32).reshape(spec.shape)
+
+
+def checked_outcome(outcome: Outcome, n: int) -> Outcome:
+    """The same in the dtypes of `Outcome`, `success` always there. Raises SimulatorError; NaNs are not looked for."""
+    success = outcome.success if outcome.success is not None else np.full(n, UNKNOWN, np.int8)
+    named = {"rewards": outcome.rewards, "terminated": outcome.terminated, "truncated": outcome.truncated,
+             "success": success}
+    arrays = {name: np.asarray(value) for name, value in named.items()}
+    for name, array in arrays.items():
+        if array.shape != (n,) or array.dtype.kind not in "fiub":
+            raise SimulatorError("shape", "`{}` of a step has shape {} and dtype {}, {} slots need [{}]".format(
+                name, list(array.shape), array.dtype, n, n))
+    return Outcome(arrays["rewards"].astype(np.float32), arrays["terminated"].astype(bool),
+                   arrays["truncated"].astype(bool), arrays["success"].astype(np.int8))
+
+
+def copied_observations(seen: Any, description: Description, n: int) -> Dict[str, np.ndarray]:
+    """Name -> [n, …] in memory of its own. Raises SimulatorError; NaNs are not looked for."""
+    specs = description.observations
+    if not isinstance(seen, dict) or set(seen) != set(specs):
+        names = sorted(map(str, seen)) if isinstance(seen, dict) else type(seen).__name__
+        raise SimulatorError("shape", "observe gave {}, the description says {}".format(names, sorted(specs)))
+    return {name: _copied(name, seen[name], spec, n) for name, spec in specs.items()}
+
+
+def _copied(name: str, value: Any, spec: ArraySpec, n: int) -> np.ndarray:
+    if not isinstance(value, np.ndarray):
+        raise SimulatorError("shape", "observation `{}` is {}, not an array".format(name, type(value).__name__))
+    if value.dtype != spec.dtype:
+        raise SimulatorError("shape", "observation `{}` is {}, the description says {}".format(
+            name, value.dtype, spec.dtype))
+    if value.shape != (n, *spec.shape):
+        raise SimulatorError("shape", "observation `{}` has shape {}, the description says {}".format(
+            name, list(value.shape[1:] if value.shape[:1] == (n,) else value.shape), list(spec.shape)))
+    return np.array(value, order="C")
+
+
+def not_finite(observations: Dict[str, np.ndarray], description: Description) -> List[Tuple[int, str]]:
+    """(index among the n, name) of what is NaN or infinite and must not be; one for each index."""
+    found: Dict[int, str] = {}
+    for name, array in observations.items():
+        if array.dtype.kind == "f" and description.observations[name].finite and not np.isfinite(array).all():
+            rows = np.isfinite(array).reshape(len(array), -1).all(axis=1)
+            for index in np.flatnonzero(~rows):
+                found.setdefault(int(index), name)
+    return sorted(found.items())
+
+
+def no_observations(description: Description, n: int = 0) -> Dict[str, np.ndarray]:
+    """Zeros in the place of n slots."""
+    return {name: np.zeros((n, *spec.shape), spec.dtype) for name, spec in description.observations.items()}

@@ -1,0 +1,216 @@
+"""Any environment of gymnasium 0.29 or 1.x by its ID; `MODULE:ID` imports MODULE first, as gymnasium itself does.
+
+Observations: a Box or Discrete space is `state`, or `image` if it is uint8 with three dims; the members of a Dict or
+Tuple keep their names (`outer.inner`); texts are left out; float64 travels as float32. With `?render_mode=rgb_array`
+there is `image` from `render()`, unless the environment has pixels of its own. Actions: Discrete, or a Box of floats.
+Success: `is_success` or `success` of the last step's info, where there is one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib import metadata
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from .contract import (
+    BOX,
+    DISCRETE,
+    FAILURE,
+    SUCCESS,
+    UNKNOWN,
+    ActionSpec,
+    ArraySpec,
+    Description,
+    Environment,
+    SimSession,
+    Simulator,
+    TaskSpec,
+    WorkUnit,
+)
+from .mistakes import Mistake
+from .slots import EachSlot
+
+KIND = "gymnasium"
+MAX_ENVS = 1024
+"""In one process, one after another: beyond it more processes are quicker."""
+MODULES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "Meta-World/": "metaworld"}
+"""How IDs begin that are registered when this module is imported."""
+PEELED = ("PassiveEnvChecker", "OrderEnforcing", "TimeLimit")
+"""Wrappers of `gymnasium.make` that only cost time here: order, limit and shapes are looked at by `CheckedSession`."""
+
+
+class Part(NamedTuple):
+    """One array of an observation."""
+
+    name: str
+    path: Tuple[Any, ...]
+    """Keys that lead to it."""
+    spec: ArraySpec
+
+
+def make(identity: str, **options: Any) -> Simulator:
+    """The simulator of this ID; `options` go to `gymnasium.make`. Raises Mistake, or what making it raises."""
+    try:
+        gymnasium = importlib.import_module("gymnasium")
+    except ModuleNotFoundError as error:
+        raise Mistake("{} is not installed in {}: pip install gymnasium".format(error.name, sys.executable)) from error
+    for beginning, module in MODULES.items():
+        if identity.startswith(beginning):
+            importlib.import_module(module)
+    return GymnasiumSimulator(gymnasium, identity, options)
+
+
+class GymnasiumSimulator(Simulator):
+    """One environment ID. A first environment is made at once, since only it knows its spaces; `open` uses it."""
+
+    def __init__(self, gymnasium: Any, identity: str, options: Dict[str, Any]) -> None:
+        self._make_env = lambda: gymnasium.make(identity, disable_env_checker=True, **options)
+        made = self._make_env()
+        try:
+            self._spec = made.spec
+            self._first: Any = peel(made)
+            self._parts = observation_parts(made.observation_space)
+            self._action, self._convert = action_of(made.action_space)
+            self._frame = rendered_frame(made) if options.get("render_mode") == "rgb_array" else None
+            if self._frame is not None and any(part.name == "image" for part in self._parts):
+                self._frame = None
+        except BaseException:
+            made.close()
+            raise
+        self._identity, self._version = identity, gymnasium.__version__
+
+    def describe(self) -> Description:
+        observations = {part.name: part.spec for part in self._parts}
+        if self._frame is not None:
+            observations["image"] = self._frame
+        return Description(
+            simulator="{}:{}".format(KIND, self._identity),
+            tasks=[TaskSpec(self._spec.id, self._spec.max_episode_steps or 0)],
+            observations=observations, action=self._action, max_envs=MAX_ENVS,
+            deterministic=not self._spec.nondeterministic, control_hz=control_hz(self._first),
+            libraries=self._libraries())
+
+    def open(self, envs: int) -> SimSession:
+        return EachSlot(self._world, envs)
+
+    def _world(self) -> Environment:
+        env, self._first = self._first, None
+        return GymnasiumWorld(peel(self._make_env()) if env is None else env, self._parts, self._convert,
+                              self._frame is not None)
+
+    def _libraries(self) -> Dict[str, str]:
+        package = str(self._spec.entry_point).partition(":")[0].partition(".")[0]
+        found = {"gymnasium": self._version, "numpy": np.__version__}
+        for distribution in {package, package.replace("_", "-"), "mujoco"} - {"gymnasium"}:
+            try:
+                found[distribution] = metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                pass
+        return found
+
+
+class GymnasiumWorld(Environment):
+    """One environment."""
+
+    def __init__(self, env: Any, parts: List[Part], convert: Callable[[Any], Any], renders: bool) -> None:
+        self._env, self._parts, self._convert, self._renders = env, parts, convert, renders
+        self._seen: Any = None
+        self._info: Any = {}
+
+    def reset(self, unit: WorkUnit) -> None:
+        self._seen, self._info = self._env.reset(seed=unit.seed)
+
+    def step(self, action: Any) -> Tuple[float, bool, bool]:
+        self._seen, reward, terminated, truncated, self._info = self._env.step(self._convert(action))
+        return reward, terminated, truncated
+
+    def observe(self) -> Dict[str, np.ndarray]:
+        observation = {}
+        for name, path, spec in self._parts:
+            value = self._seen
+            for key in path:
+                value = value[key]
+            observation[name] = np.asarray(value, spec.dtype)
+        if self._renders:
+            observation["image"] = self._env.render()
+        return observation
+
+    def success(self) -> int:
+        told = self._info.get("is_success", self._info.get("success"))
+        return UNKNOWN if told is None else SUCCESS if told else FAILURE
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def peel(env: Any) -> Any:
+    """Without the outermost wrappers that `gymnasium.make` has added by itself."""
+    while type(env).__name__ in PEELED and type(env).__module__.startswith("gymnasium.wrappers"):
+        env = env.env
+    return env
+
+
+def observation_parts(space: Any) -> List[Part]:
+    """The arrays of an observation space. Raises Mistake for one that is none."""
+    found = list(_parts(space, (), ""))
+    if not found:
+        raise Mistake("observation space {} has no arrays".format(space))
+    return found
+
+
+def _parts(space: Any, path: Tuple[Any, ...], name: str) -> List[Part]:
+    kind = type(space).__name__
+    inner = getattr(space, "spaces", None)
+    if inner is not None:
+        members = inner.items() if hasattr(inner, "items") else enumerate(inner)
+        return [part for key, member in members
+                for part in _parts(member, (*path, key), "{}.{}".format(name, key) if name else str(key))]
+    if kind in ("Text", "MissionSpace") or space.dtype is None or space.shape is None:
+        return []
+    dtype = np.dtype(space.dtype)
+    dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
+    if dtype.kind not in "fiub":
+        return []
+    shape = tuple(int(size) for size in space.shape)
+    name = name or ("image" if dtype == np.uint8 and len(shape) == 3 else "state")
+    return [Part(name, path, ArraySpec(dtype.name, shape))]
+
+
+def action_of(space: Any) -> Tuple[ActionSpec, Callable[[Any], Any]]:
+    """(what it is for the driver, how such an action becomes the environment's). Raises Mistake."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        start = int(space.start)
+        return ActionSpec(DISCRETE, n=int(space.n)), (lambda action: action + start) if start else _as_it_is
+    if kind != "Box" or np.dtype(space.dtype).kind != "f":
+        raise Mistake("action space {} is not supported: it is to be Discrete, or a Box of floats".format(space))
+    low, high = (_bound(bound) for bound in (space.low, space.high))
+    dtype = np.dtype(space.dtype)
+    convert: Callable[[Any], Any] = _as_it_is
+    if dtype != np.float32:
+        convert = lambda action: action.astype(dtype)  # noqa: E731
+    return ActionSpec(BOX, shape=tuple(int(size) for size in space.shape), low=low, high=high), convert
+
+
+def _as_it_is(action: Any) -> Any:
+    return action
+
+
+def _bound(bound: np.ndarray) -> Tuple[float, ...]:
+    return tuple(float(value) for value in bound.flatten()) if np.isfinite(bound).any() else ()
+
+
+def rendered_frame(env: Any) -> Optional[ArraySpec]:
+    """What `render()` gives."""
+    env.reset(seed=0)
+    frame = np.asarray(env.render())
+    return ArraySpec(frame.dtype.name, tuple(frame.shape))
+
+
+def control_hz(env: Any) -> float:
+    """One over the simulated seconds of a step, where the environment says them (MuJoCo's do)."""
+    dt = getattr(env.unwrapped, "dt", 0.0)
+    return round(1.0 / dt, 3) if isinstance(dt, (int, float)) and dt > 0 else 0.0

@@ -16,17 +16,36 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cosmos_actor.actors.disk import refusal
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.run_directory import ANOTHER_CHECKPOINT
 
 if TYPE_CHECKING:
-    from cosmos_actor.trainer.policy import PolicyTrainer
+    import torch
+
+    from cosmos_actor.trainer.world import World
 
 DIGESTS = "digests.json"
 FORMAT = 1
+
+
+class Trainer(Protocol):
+    """What a checkpoint needs of a trainer: all of its state is in these."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    world: World
+    updates: dict[str, int]
+    model_name: str
+    """A checkpoint of another one is refused."""
+    model_setting: str
+    """The setting that decides `model_name`."""
+
+    def reset_optimizer(self) -> None:
+        """Forget the moments."""
+        ...
 
 
 class CheckpointError(UserError):
@@ -40,7 +59,7 @@ class CheckpointNotWritten(Exception):
     """A checkpoint could not be written, for another reason than the file system's."""
 
 
-def save_trainer(trainer: PolicyTrainer, directory: Path) -> None:
+def save_trainer(trainer: Trainer, directory: Path) -> None:
     """Write everything. A collective; `directory` may exist and is to be empty. Raises RunDirectoryUnusable."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -52,7 +71,7 @@ def save_trainer(trainer: PolicyTrainer, directory: Path) -> None:
         raise refused or CheckpointNotWritten(f"{directory} can not be written: {error}") from error
 
 
-def _save(trainer: PolicyTrainer, directory: Path) -> None:
+def _save(trainer: Trainer, directory: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
     state = _tensors(trainer, with_optimizer=bool(trainer.optimizer.state))
@@ -68,7 +87,7 @@ def _save(trainer: PolicyTrainer, directory: Path) -> None:
     trainer.world.barrier()
 
 
-def load_trainer(trainer: PolicyTrainer, directory: Path) -> None:
+def load_trainer(trainer: Trainer, directory: Path) -> None:
     """Read everything. A collective. Raises CheckpointError before anything of the trainer has changed."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_state_dict
@@ -124,7 +143,7 @@ def _quiet_alone(size: int) -> Iterator[bool]:
         yield size == 1
 
 
-def _tensors(trainer: PolicyTrainer, *, with_optimizer: bool) -> dict[str, Any]:
+def _tensors(trainer: Trainer, *, with_optimizer: bool) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 
     if not with_optimizer:
@@ -133,10 +152,10 @@ def _tensors(trainer: PolicyTrainer, *, with_optimizer: bool) -> dict[str, Any]:
     return {"model": model, "optim": optim}
 
 
-def _record(trainer: PolicyTrainer) -> dict[str, Any]:
+def _record(trainer: Trainer) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "model": trainer.settings.model,
+        "model": trainer.model_name,
         "ranks": trainer.world.size,
         "optimizer": bool(trainer.optimizer.state),
         "updates": trainer.updates,
@@ -150,12 +169,12 @@ def _read_record(directory: Path, rank: int) -> dict[str, Any]:
     return _read_json(file if file.is_file() else directory / "trainer" / "rank_0.json")
 
 
-def _check_record(record: dict[str, Any], trainer: PolicyTrainer, directory: Path) -> None:
+def _check_record(record: dict[str, Any], trainer: Trainer, directory: Path) -> None:
     file = directory / "trainer"
     if record["format"] != FORMAT:
         raise CheckpointError(f"{file} has format {record['format']}, this program reads {FORMAT}")
-    if record["model"] != trainer.settings.model:
-        raise CheckpointError(f"{file} is of policy.model = {record['model']}, not of {trainer.settings.model}")
+    if record["model"] != trainer.model_name:
+        raise CheckpointError(f"{file} is of {trainer.model_setting} = {record['model']}, not of {trainer.model_name}")
 
 
 def _write_digests(directory: Path) -> None:

@@ -5,6 +5,8 @@ Legend, all [B, T]
     r  under the reference policy                   A  advantage
     m  mask: 1 where a token was sampled by the policy
     w  weight of each token in the loss, zero where m is zero
+and of a critic, of any shape
+    V  value                                        R  return, what the value is to become
 """
 
 from __future__ import annotations
@@ -70,6 +72,17 @@ def kl_estimate(x: Tensor, r: Tensor, estimator: str) -> Tensor:
         value, slope = kl_estimate(x, r, estimator[:-1]), kl_estimate(x, r, "k2")
         return (value - slope).detach() + slope
     raise ValueError(f"no KL estimator is called {estimator!r}: k1, abs, k2, k3, k1+, k3+")
+
+
+def value_loss(V: Tensor, V_old: Tensor, R: Tensor, *, clip: float = 0.0) -> Tensor:
+    """Squared error of a critic; with clip = ε > 0 the value gains nothing by moving further than that (PPO's code).
+
+        ½·max((V - R)², (V_old + clip(V - V_old, ±ε) - R)²)
+    """
+    loss = (V - R).square()
+    if clip > 0:
+        loss = torch.maximum(loss, (V_old + (V - V_old).clamp(-clip, clip) - R).square())
+    return 0.5 * loss
 
 
 def token_weights(mask: np.ndarray, aggregation: str, *, length: int = 1024) -> np.ndarray:

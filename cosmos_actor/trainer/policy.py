@@ -40,8 +40,11 @@ class PolicyTrainer:
     On several ranks every rank makes the same calls in the same order with the same arguments.
     """
 
+    model_setting = "policy.model"
+
     def __init__(self, settings: TrainerSettings, *, temperature: float = 1.0, world: World | None = None) -> None:
         self.settings = settings
+        self.model_name = settings.model
         self.temperature = temperature or 1.0  # greedy answers are scored at 1, as the engine scores them
         self.world = world or World.alone(settings.device)
         self.reset()

@@ -19,16 +19,13 @@ from cosmos_actor.roles.engine import (
     GenerateItem,
     HeldWeights,
     PromptTooLong,
-    StaleWeights,
-    WeightsRefused,
 )
+from cosmos_actor.roles.newer_weights import load_newer
 from cosmos_actor.roles.sampling import SamplingSettings, uniforms
 from cosmos_actor.roles.tokenizer import load_tokenizer
 from cosmos_actor.roles.torch_decode import Decoder, left_padded, make_decoder
-from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
 from cosmos_actor.trainer.models import load_model, use_threads
 from cosmos_actor.trainer.world import choose_device
-from cosmos_actor.weight_plane.digest import weights_digest
 
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}
 # How often a batch asks whether all of it has ended. Each question makes the host wait for the GPU.
@@ -79,16 +76,7 @@ class TorchEngine:
 
     def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
         """See RolloutEngine.load_weights. All arrays are checked against `digest` before the first is copied."""
-        if version <= self.held.version:
-            raise StaleWeights(f"version {version} is not newer than {self.held.version}, which this engine holds")
-        offered = weights_digest(tensors)
-        if offered != digest:
-            raise WeightsRefused(f"version {version} has digest {offered[:16]}, its manifest says {digest[:16]}")
-        try:
-            load_whole(self.model, tensors)
-        except WeightsDoNotFit as error:
-            raise WeightsRefused(f"version {version}: {error}") from error
-        self.held = HeldWeights(version, weights_digest_of(self.model))
+        self.held = load_newer(self.model, self.held, tensors, version, digest)
         self._counts["swaps"] += 1
         return self.held.digest
 

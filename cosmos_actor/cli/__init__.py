@@ -6,12 +6,18 @@ import sys
 
 from cosmos_actor.python_versions import PythonTooOld, need
 
+IN_A_SIMULATOR = ("attach", "sim")
+"""Commands that run in a simulator's own environment, on Python 3.8 and without any extra."""
 NEEDS = ("typer", "rich", "pydantic", "pydantic_core", "tomlkit", "tomli", "psutil")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code: 0 only on success, 2 for what the caller can put right."""
+    words = sys.argv[1:] if arguments is None else arguments
     try:
+        if words and words[0] in IN_A_SIMULATOR:
+            from cosmos_actor.simulator_bridge.cli import main as in_a_simulator
+            return in_a_simulator(words)
         need("cosmos_actor.cli")
         from cosmos_actor.cli.app import run
         return run(arguments)

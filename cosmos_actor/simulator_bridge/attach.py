@@ -1,0 +1,158 @@
+"""The process of a simulator: what it may print, read and hold, how it learns that it is to end, and its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import re
+import signal
+import socket
+import sys
+import threading
+import uuid
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Dict
+
+from cosmos_actor import death
+from cosmos_actor.bus.errors import KeyFileError
+from cosmos_actor.bus.keys import KeyRing
+
+from .checked import CheckedSession
+from .contract import Description, Simulator
+from .messages import SIMULATOR, Attach
+from .mistakes import Mistake
+from .pace import Pace
+from .plugins import SimulatorName, load
+
+FORCE_S = 5.0
+"""After a signal, or after the end: whatever hangs in the simulator's own code or threads is left behind by then."""
+ADDRESS = re.compile(r"tcp://([^\s:/\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(\d{1,5})")
+UNATTENDED = {
+    "HF_HUB_OFFLINE": "1",
+    "PIP_NO_INPUT": "1",
+    "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+"""Nobody is there to answer, and no download is to begin in the middle of an episode. What is set already stays."""
+
+
+@dataclass(frozen=True)
+class AttachOptions:
+    """What `cosmos-actor attach` was told."""
+
+    simulator: str
+    """KIND:ID."""
+    connect: str
+    key: str
+    envs: int = 1
+    name: str = ""
+    rejoin_s: float = 300.0
+    options: Dict[str, Any] = field(default_factory=dict)
+    max_memory_mb: int = 0
+
+
+def attach(options: AttachOptions) -> int:
+    """Serve one simulator until its run is over; the exit code. Raises Mistake before anything was attached."""
+    death.install()
+    name = SimulatorName.parse(options.simulator, options.options)
+    address, keys = valid_address(options.connect), simulators_key(Path(options.key))
+    own_stdio()
+    simulator = load(name)
+    description = described(simulator, str(name), options.envs)
+    session = simulator.open(options.envs)
+    code = 1
+    try:
+        code = asyncio.run(_serve(options, session, description, simulator, address, keys))
+    finally:
+        _end_anyway(code)
+        session.close()
+    return code
+
+
+async def _serve(options: AttachOptions, session: Any, description: Description, simulator: Simulator, address: str,
+                 keys: KeyRing) -> int:
+    from .server import Ending, Place, SimulatorServer
+
+    pace = Pace()
+    embodiment = simulator.embodiment
+    offer = Attach(uuid.uuid4().hex, options.envs, description, None if embodiment is None else embodiment.plain(),
+                   socket.gethostname(), os.getpid(), platform.python_version())
+    place = Place(address, options.name or "{}-{}-{}".format(SIMULATOR, socket.gethostname(), os.getpid()), keys,
+                  options.rejoin_s, options.max_memory_mb << 20)
+    server = SimulatorServer(CheckedSession(session, description, options.envs, pace=pace), offer, place, pace, say=say)
+    loop = asyncio.get_running_loop()
+
+    def asked(number: int, frame: Any) -> None:
+        """Also in the middle of a call of the simulator, if that lets Python run."""
+        _end_anyway(1)
+        loop.call_soon_threadsafe(server.leave, Ending(0, "asked by {}".format(signal.Signals(number).name)))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, asked)
+    ending = await server.run()
+    say("{}{}: {}".format("error: " if ending.code else "", place.name, ending.line))
+    return ending.code
+
+
+def described(simulator: Simulator, name: str, envs: int) -> Description:
+    """What it says of itself, under the name by which it was asked for. Raises Mistake."""
+    description = simulator.describe()
+    if not 1 <= envs <= description.max_envs:
+        raise Mistake("--envs {}: {} has 1 to {} in one process".format(envs, name, description.max_envs))
+    embodiment = simulator.embodiment
+    return replace(description, simulator=name, embodiment="" if embodiment is None else embodiment.digest)
+
+
+def valid_address(text: str) -> str:
+    match = ADDRESS.fullmatch(text)
+    if match is None or not 1 <= int(match.group(2)) <= 65535:
+        raise Mistake("--connect {}: expected tcp://HOST:PORT, such as tcp://10.0.0.7:5555".format(text))
+    return text
+
+
+def simulators_key(path: Path) -> KeyRing:
+    """The key that a simulator comes in with. Raises Mistake."""
+    if not path.is_file():
+        raise Mistake("there is no key file {}; the job writes it into its run directory, keys/{}.key (--key)".format(
+            path, SIMULATOR))
+    try:
+        keys = KeyRing.load(path)
+    except KeyFileError as error:
+        raise Mistake("{} (--key)".format(error.text)) from error
+    if keys.role != SIMULATOR:
+        raise Mistake("{} is the key of role {}, not of {} (--key)".format(path, keys.role, SIMULATOR))
+    return keys
+
+
+def own_stdio() -> None:
+    """From now on a question finds no answer (EOFError), and what is printed goes to stderr, whoever prints it."""
+    sys.stdout.flush()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    for variable, value in UNATTENDED.items():
+        os.environ.setdefault(variable, value)
+    logging.basicConfig(format="%(message)s")
+
+
+def say(line: str) -> None:
+    """To whoever started it."""
+    try:
+        os.write(2, (" ".join(line.split()) + "\n").encode(errors="backslashreplace"))
+    except OSError:
+        pass  # a full disk, or a terminal that is gone, is no reason to stop
+
+
+def _end_anyway(code: int) -> None:
+    """A thread of the simulator, or a call that never returns, does not hold the process."""
+    timer = threading.Timer(FORCE_S, _exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _exit(code: int) -> None:
+    os._exit(code)

@@ -37,26 +37,38 @@ class ControlEngine:
         self._read_log_std()
         self._counts = {"acts": 0.0, "rows": 0.0, "seconds": 0.0, "swaps": 0.0}
 
-    def act(self, observations: Mapping[str, np.ndarray], noise: np.random.Generator, greedy: bool = False
+    def noise(self, generator: np.random.Generator, rows: int) -> np.ndarray:
+        """What `rows` actions are drawn with: [n] uniform in [0, 1), or [n, A] normal float32.
+
+        Drawn by whoever asks for the actions, so that they do not depend on with whom they are computed.
+        """
+        if self.action.kind == DISCRETE:
+            return generator.random(rows)
+        return generator.standard_normal((rows, self._log_std.size), dtype=np.float32)
+
+    def act(self, observations: Mapping[str, np.ndarray], noise: np.ndarray | None
             ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Name -> [n, …] to actions ([n] int64, or [n, …] float32), log-probs [n] float32 and values [n] float32.
 
-        Greedy takes the likeliest action, and scores it as any other; it draws no noise. A box action is as drawn, also
+        Without noise the likeliest action is taken, and scored as any other. A box action is as drawn, also
         out of bounds: train on it, and send `within_bounds` of it to the simulator.
         """
         started = time.perf_counter()
         use_threads(self._threads)
         outputs, values = self._forward.policy_and_values(self.model.layout(observations))
         if self.action.kind == DISCRETE:
-            actions, logprobs = choose(outputs, None if greedy else noise.random(len(outputs)))
+            actions, logprobs = choose(outputs, noise)
         else:
-            drawn = None if greedy else noise.standard_normal(outputs.shape, dtype=np.float32)
-            actions, logprobs = perturb(outputs, self._log_std, drawn)
+            actions, logprobs = perturb(outputs, self._log_std, noise)
             actions = actions.reshape(len(actions), *self.action.shape)
         self._counts["acts"] += 1
         self._counts["rows"] += len(outputs)
         self._counts["seconds"] += time.perf_counter() - started
         return actions, logprobs, values
+
+    def commands(self, actions: np.ndarray) -> np.ndarray:
+        """What a simulator is told to do for these actions."""
+        return within_bounds(actions, self.action)
 
     def values(self, observations: Mapping[str, np.ndarray]) -> np.ndarray:
         """Name -> [n, …] to [n] float32: what `act` says of the same observations."""

@@ -100,8 +100,9 @@ class ControlTrainer:
 
     def reset_optimizer(self) -> None:
         """Forget the moments of the gradient."""
-        ppo = self.settings.ppo
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=ppo.learning_rate, eps=ADAM_EPSILON, fused=True)
+        self._parameters = list(self.model.parameters())
+        rate = self.settings.ppo.learning_rate
+        self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=ADAM_EPSILON, fused=True)
 
     def update(self, batch: Mapping[str, object]) -> dict[str, float]:
         """One PPO update on the fields of a ControlBatch. Returns the metrics. Raises BatchError and NotFinite."""
@@ -215,7 +216,7 @@ class ControlTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         bound = self.settings.ppo.max_grad_norm or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), bound)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, bound)
         if not math.isfinite(norm):
             raise NotFinite(f"a gradient of update {self.updates['ppo'] + 1} (ppo) is {float(norm)}, and no weight was "
                             "changed by it; lower control.ppo.learning_rate")

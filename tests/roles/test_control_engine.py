@@ -33,6 +33,10 @@ def scored(engine: ControlEngine, observations, actions: np.ndarray) -> tuple[np
         return policy.log_prob(flat).numpy(), values.numpy()
 
 
+def drawn(engine: ControlEngine, observations: dict[str, np.ndarray], seed: int = 0) -> np.ndarray:
+    return engine.noise(np.random.default_rng(seed), len(next(iter(observations.values()))))
+
+
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("specs", [VECTORS, IMAGES], ids=["mlp", "cnn"])
@@ -40,7 +44,7 @@ def test_actions_are_scored_as_the_trainer_scores_them(action: ActionSpec, greed
     network = {"kind": "cnn", "shared": True, "hidden": (32,)} if specs is IMAGES else {}
     engine = make_engine(make_trainer(settings(network, normalise_observations=True), action, observations=specs))
     observations = seen(specs, 9)
-    actions, logprobs, values = engine.act(observations, np.random.default_rng(0), greedy)
+    actions, logprobs, values = engine.act(observations, None if greedy else drawn(engine, observations))
     shape = (9,) if action is DISCRETE_ACTION else (9, 2, 1)
     assert actions.shape == shape and actions.dtype == np.dtype(action.dtype)
     assert logprobs.dtype == values.dtype == np.float32
@@ -74,16 +78,16 @@ def test_large_networks_and_images_are_torchs() -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
-def test_the_same_noise_gives_the_same_actions_and_greedy_draws_none(action: ActionSpec) -> None:
+def test_the_same_noise_gives_the_same_actions_whoever_else_is_in_the_batch(action: ActionSpec) -> None:
     engine = make_engine(make_trainer(action=action))
-    one, two, third = (np.random.default_rng(seed) for seed in (5, 5, 6))
     observations = seen(VECTORS, 64)
-    first = engine.act(observations, one)
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(first, engine.act(observations, two), strict=True))
-    assert first[0].tobytes() != engine.act(observations, third)[0].tobytes()
-    before = one.bit_generator.state
-    greedy = engine.act(observations, one, greedy=True)
-    assert one.bit_generator.state == before
+    noise = drawn(engine, observations, 5)
+    first = engine.act(observations, noise)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(first, engine.act(observations, noise), strict=True))
+    assert first[0].tobytes() != engine.act(observations, drawn(engine, observations, 6))[0].tobytes()
+    some = engine.act({name: column[:8] for name, column in observations.items()}, noise[:8])
+    np.testing.assert_allclose(some[0], first[0][:8], atol=1e-6)
+    greedy = engine.act(observations, None)
     assert (greedy[1] >= first[1] - 1e-6).all()
 
 
@@ -148,7 +152,8 @@ def test_new_weights_change_all_that_an_act_computes(action: ActionSpec) -> None
     weights = trainer.weights()
     engine.load_weights(weights, 1, weights_digest(weights))
     observations = seen(VECTORS, 16)
-    found = engine.act(observations, np.random.default_rng(0))
-    expected = make_engine(trainer).act(observations, np.random.default_rng(0))
+    noise = drawn(engine, observations)
+    found = engine.act(observations, noise)
+    expected = make_engine(trainer).act(observations, noise)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(found, expected, strict=True))
     np.testing.assert_allclose(found[1], scored(engine, observations, found[0])[0], atol=1e-5)

@@ -45,7 +45,7 @@ def make_batch(engine: ControlEngine, specs: dict[str, ArraySpec] = VECTORS, *, 
                ) -> dict[str, Any]:
     """Rewards are highest for the action 0 and for box actions near (0.5, 0.5)."""
     observations = seen(specs, steps, seed)
-    actions, logprobs, values = engine.act(observations, np.random.default_rng(seed))
+    actions, logprobs, values = engine.act(observations, engine.noise(np.random.default_rng(seed), steps))
     boundary = np.arange(steps) % 8 == 7
     wide = actions.reshape(steps, -1).astype(np.float32)
     rewards = -np.abs(wide - (0.0 if actions.dtype == np.int64 else 0.5)).sum(axis=1)

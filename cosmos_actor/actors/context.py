@@ -61,14 +61,15 @@ class Context:
     - messages: the runtime calls the methods that the role marked with `handles`;
     - clock: `context.clock`;
     - random numbers: `context.rng(name)`, a stream per (run seed, actor, name);
-    - weights: `context.weights.pull`.
+    - weights: `context.weights.pull`;
+    - simulators, for the role that drives them: `context.simulators`, a `simulator_bridge.gateway.Gateway`.
 
     `context.emit(message)` tells the controller something it did not ask for, as an ordered event. `context.tick()`,
     `busy` and `waiting` say how it gets on, so that long is told apart from stuck.
     """
 
     def __init__(self, identity: Identity, settings: Any, *, seed: int, clock: ActorClock, worker: Worker,
-                 weights: WeightSource | None = None, bulk_store: Any = None,
+                 weights: WeightSource | None = None, bulk_store: Any = None, simulators: Any = None,
                  emit: Callable[[Any], Awaitable[None]] = _nowhere,
                  pauses_changed: Callable[[], None] = _unheard) -> None:
         self.identity = identity
@@ -76,6 +77,7 @@ class Context:
         self.clock = clock
         self.weights = weights
         self.bulk_store = bulk_store
+        self.simulators = simulators
         self.emit = emit
         self.in_hand = InHand(clock.monotonic)
         self.busy_seconds = 0.0

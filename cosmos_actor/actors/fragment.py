@@ -19,8 +19,8 @@ from cosmos_actor.actors.trajectory import FieldAlreadyWritten, MalformedGroup
 from cosmos_actor.bus.codec import ArrayReference
 from cosmos_actor.bus.schema import Array, Json, array, schema
 
-COLUMNS = ("actions", "logprobs", "simulator_rewards", "boundary", "versions", "rewards", "reference_logprobs", "values",
-           "bootstrap")
+COLUMNS = ("actions", "logprobs", "simulator_rewards", "boundary", "terminated", "truncated", "versions", "rewards",
+           "reference_logprobs", "values", "bootstrap")
 APPENDABLE = ("rewards", "reference_logprobs", "values", "bootstrap")
 
 
@@ -43,6 +43,8 @@ class Fragment:
     """1: an episode ended with this step, or the fragment did."""
     terminated: Array = array("uint8", "S")
     """1: it ended by the task's own rules, and nothing follows."""
+    truncated: Array = array("uint8", "S")
+    """1: an episode was cut off; a boundary that is neither is only the end of the fragment."""
     after: dict[str, Array] = array("any")
     """Name -> [B, …]: what was seen after each boundary, in order."""
     versions: Array = array("int32", "S")
@@ -81,7 +83,7 @@ class Fragment:
 
     @property
     def nbytes(self) -> int:
-        arrays = [getattr(self, name) for name in (*COLUMNS, "terminated")]
+        arrays = [getattr(self, name) for name in COLUMNS]
         arrays += [*self.observations.values(), *self.after.values()]
         return sum(int(column.nbytes) for column in arrays if column is not None)
 
@@ -108,7 +110,7 @@ class Fragment:
     def check(self) -> None:
         """Raises MalformedGroup unless every column has its length, and the last row is a boundary."""
         steps, ends = self.token_count, int(np.count_nonzero(self.boundary))
-        columns = {name: getattr(self, name) for name in (*COLUMNS, "terminated")}
+        columns = {name: getattr(self, name) for name in COLUMNS}
         sized = {**columns, **{f"observations.{name}": column for name, column in self.observations.items()}}
         for name, column in sized.items():
             if column is not None and column.shape[:1] != (steps,):

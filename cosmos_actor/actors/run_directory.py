@@ -5,6 +5,7 @@ Invariant: at most one living process holds a run directory. The kernel frees it
     run.json                what this is: run id, digest of the configuration
     config.resolved.toml    the settings, reloads equal
     metrics.jsonl           one object a step          events.jsonl   what happened to actors
+    episodes.jsonl          one object an episode of a simulator
     ledger.sqlite           every trajectory           logs/ROLE-N/INCARNATION.log
     registry.jsonl          who came and went in this life of the run
     checkpoints/  record/  keys/ (0700)  latest_checkpoint.txt  report.html
@@ -46,6 +47,7 @@ class RunPaths:
         self.lock = self.root / "lock"
         self.configuration = self.root / "config.resolved.toml"
         self.metrics = self.root / "metrics.jsonl"
+        self.episodes = self.root / "episodes.jsonl"
         self.events = self.root / "events.jsonl"
         self.registry = self.root / "registry.jsonl"
         self.ledger = self.root / "ledger.sqlite"

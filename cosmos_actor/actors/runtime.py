@@ -80,12 +80,13 @@ class ActorRuntime:
     """Runs one role on one bus. Guarantee: no message reaches the role before `setup` returned, none after `close`."""
 
     def __init__(self, bus: Bus, build_role: Callable[[Context], Role], settings: Any, seed: int, *, worker: Worker,
-                 clock: ActorClock, weights: WeightSource | None = None,
+                 clock: ActorClock, weights: WeightSource | None = None, simulators: Any = None,
                  joined: bool = False, blocked_s: float = BLOCKED_S, head_back_s: float = HEAD_BACK_S) -> None:
         self.bus = bus
         self.state = DIALLING
         self.context = Context(bus.identity, settings, seed=seed, clock=clock, worker=worker, weights=weights,
-                               bulk_store=bus.bulk_store, emit=self._emit, pauses_changed=self._pauses_changed)
+                               bulk_store=bus.bulk_store, simulators=simulators, emit=self._emit,
+                               pauses_changed=self._pauses_changed)
         self.role = build_role(self.context)
         self.stopped = asyncio.Event()
         self.failure: BaseException | None = None
@@ -259,7 +260,8 @@ class ActorRuntime:
     def _facts(self) -> dict[str, Any]:
         """What it does and for whom it waits; `actors/wait_graph.py` reads it."""
         facts = {**self.context.in_hand.facts(), "blocked": self._blocked, "holds": held(self.bus),
-                 "under_way": under_way(self.bus)[:SHOWN], "questions": self.questions()[:SHOWN]}
+                 "under_way": under_way(self.bus)[:SHOWN], "questions": self.questions()[:SHOWN],
+                 "simulators": [] if self.context.simulators is None else self.context.simulators.facts()}
         return {name: value for name, value in facts.items() if value}
 
     def _pauses_changed(self) -> None:

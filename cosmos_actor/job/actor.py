@@ -22,7 +22,7 @@ from cosmos_actor.actors.runtime import HEAD_BACK_S, ActorRuntime
 from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import Identity, KeyRing, PeerRefused, new_incarnation
 from cosmos_actor.bus.handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY
-from cosmos_actor.job.assembly import ask_settings, make_bus, weight_source
+from cosmos_actor.job.assembly import ask_settings, gateway, make_bus, weight_source
 from cosmos_actor.job.last_line import exit_code_of
 from cosmos_actor.job.rejoin import LeaveAsked, live
 from cosmos_actor.job.roles import CONTROLLER, ROLE_CLASSES, build_role
@@ -40,11 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_stream.install()
     options = _parser().parse_args(arguments)
     return run(options.role, options.actor, options.connect, options.key, listen=options.listen,
+               listener=options.listener,
                incarnation=os.environ.get(death.INCARNATION) or new_incarnation(), run_dir=options.run_dir)
 
 
 def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation: str, run_dir: Path | None,
-        joined: bool = False, rejoin_s: float = 0.0) -> int:
+        listener: int | None = None, joined: bool = False, rejoin_s: float = 0.0) -> int:
     """Live one actor's life, or several if it joined by itself and may join again for `rejoin_s`; the exit code."""
     def life() -> int:
         keys = KeyRing.load(key)
@@ -61,7 +62,7 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
 
         def serve(life: Identity) -> int:
             newest = settings if life is identity or run_dir else _of_head(life, keys, head, key)
-            return event_loop.run(_serve(life, keys, newest, head, listen, joined, asked))
+            return event_loop.run(_serve(life, keys, newest, head, listen, listener, joined, asked))
 
         return live(serve, identity, rejoin_s, asked)
 
@@ -101,12 +102,13 @@ def _control(identity: Identity, keys: KeyRing, settings: RunSettings, head: str
     return process.run(head, listen)
 
 
-async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head: str, listen: str, joined: bool,
-                 asked: LeaveAsked) -> int:
-    bus = make_bus(identity, keys, settings)
+async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head: str, listen: str,
+                 listener: int | None, joined: bool, asked: LeaveAsked) -> int:
+    bus = make_bus(identity, keys, settings, listener=listener)
     runtime = ActorRuntime(bus, lambda context: build_role(identity.role, context), settings, settings.run.seed,
                            worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
-                           weights=weight_source(bus), blocked_s=settings.supervisor.stuck_s,
+                           weights=weight_source(bus), simulators=gateway(bus, settings),
+                           blocked_s=settings.supervisor.stuck_s,
                            head_back_s=HEAD_BACK_S if joined else settings.supervisor.start_s)
     telling = None
     try:
@@ -165,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--connect", required=True, help="address of the run's head")
     parser.add_argument("--key", required=True, type=Path, help="this role's key file")
     parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="where other actors reach this one")
+    parser.add_argument("--listener", type=int, help="descriptor of a socket that listens there already")
     parser.add_argument("--run-dir", type=Path, help="run directory, for roles that write there")
     return parser
 

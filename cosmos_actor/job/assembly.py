@@ -14,6 +14,8 @@ from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.bus.faults import Faults, FaultyTransport
 from cosmos_actor.recipes.mirror import as_dataclass
 from cosmos_actor.recipes.settings import RunSettings
+from cosmos_actor.simulator_bridge.gateway import Gateway
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
 from cosmos_actor.weight_plane.subscriber import WeightSubscriber
 
 ASK_DEADLINE_S = 20.0
@@ -42,6 +44,13 @@ def inproc_bus(identity: Identity, network: MemoryNetwork, settings: RunSettings
         limits = replace(limits, lost_after_s=PATIENT_S, handshake_s=PATIENT_S)
     return Bus(identity, faulty(MemoryTransport(network), settings), None, limits=limits, resolve_bulk=resolve_bulk,
                bulk=bulk_settings(settings))
+
+
+def gateway(bus: Bus, settings: RunSettings) -> Gateway | None:
+    """Where simulators attach to this actor; None for a role that drives none. To be made before the bus starts."""
+    if settings.run.experience != SIMULATOR or bus.identity.role != "rollout":
+        return None
+    return Gateway(bus, resume_s=settings.sim.resume_s)
 
 
 def weight_source(bus: Bus) -> WeightSource:

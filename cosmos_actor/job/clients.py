@@ -6,7 +6,7 @@ The clients also keep the ledger: a trajectory is entered when it is dispatched 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from cosmos_actor.job.intake import (
     parts_of,
     used,
 )
+from cosmos_actor.roles.control_messages import PrepareRequest
 from cosmos_actor.roles.messages import (
     Demonstrations,
     DemonstrationsRequest,
@@ -44,6 +45,7 @@ from cosmos_actor.roles.messages import (
     UpdateReply,
     UpdateRequest,
 )
+from cosmos_actor.simulator_bridge.contract import Description
 
 if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
@@ -84,37 +86,34 @@ class Data(Client):
         return self._job.call("data", request, f"demonstrations of step {step}")
 
 
-class Rollout(Client):
-    """Sampling."""
+class Producer(Client):
+    """Rollouts, whatever they make experience from."""
 
-    def wait_for_actors(self) -> None:
-        """Return when `rollout.min_actors` are ready, wherever they run."""
-        job = self._job
-        waiting = job.fleet.wait_for_members("rollout", job.settings.rollout.min_actors, job.settings.run.deadline_s)
-        job.handle(waiting, f"{job.settings.rollout.min_actors} rollout actors").resolve()
+    def _experience(self, tasks: Handle[list[Task]], step: int, request_of: Callable[[list[Task], Version], Any],
+                    asked: str, what: str) -> Experience:
+        """What comes of `tasks`, meant for step `step`, in fixed batches that any rollout may take.
 
-    def generate(self, tasks: Handle[list[Task]], step: int, *, greedy: bool = False) -> Experience:
-        """Samples for `tasks`, meant for step `step`, in fixed batches that any rollout may take."""
-        parts = self._parts(tasks, step, self._job.weights.published, greedy)
-        return Experience(self._job, parts, f"samples of step {step}")
+        `asked` and `what` name tasks and what comes of them, for `why`.
+        """
+        return Experience(self._job, self._parts(tasks, step, self._job.weights.published, request_of, asked),
+                          f"{what} of step {step}")
 
-    async def _parts(self, tasks: Handle[list[Task]], step: int, version: Version, greedy: bool) -> list[Part]:
+    async def _parts(self, tasks: Handle[list[Task]], step: int, version: Version,
+                     request_of: Callable[[list[Task], Version], Any], asked: str) -> list[Part]:
         """`version` is the one when the recipe asked, however long the tasks take to come."""
         job = self._job
-        asked = await settled(tasks)
-        job.ledger.dispatched(keys_of(asked), step, version.step)
-        return [self._part(batch, tasks, step, version, greedy) for batch in job.in_parts(asked)]
+        wanted = await settled(tasks)
+        job.ledger.dispatched(keys_of(wanted), step, version.step)
+        return [self._part(batch, tasks, version, request_of, f"{len(batch)} {asked} of step {step}")
+                for batch in job.in_parts(wanted)]
 
-    def _part(self, batch: list[Task], tasks: Handle[list[Task]], step: int, version: Version,
-              greedy: bool) -> Part:
+    def _part(self, batch: list[Task], tasks: Handle[list[Task]], version: Version,
+              request_of: Callable[[list[Task], Version], Any], what: str) -> Part:
         flight = Flight(batch, version.step)
 
         async def ask(all_tasks: list[Task]) -> Generation:
             wanted = [task for task in all_tasks if task.group_id in flight.names]
-            request = GenerationRequest(wanted, version_dispatch=version.step, min_ordinal=version.ordinal,
-                                        greedy=greedy, weights_deadline_s=self._job.settings.weights.deadline_s)
-            what = f"{len(wanted)} prompts of step {step}"
-            return await flight.ask(self._job, "rollout", request, what)  # type: ignore[no-any-return]
+            return await flight.ask(self._job, "rollout", request_of(wanted, version), what)  # type: ignore[no-any-return]
 
         return Part(self._job, flight, lambda: self._chunk(flight, used(self._job, tasks, ask)))
 
@@ -128,6 +127,26 @@ class Rollout(Client):
         job.ledger.generated(keys_of(answer.groups), *_span(answer.groups))
         flight.sampled = True
         return answer.groups
+
+
+class Rollout(Producer):
+    """Sampling."""
+
+    def wait_for_actors(self) -> None:
+        """Return when `rollout.min_actors` are ready, wherever they run."""
+        job = self._job
+        waiting = job.fleet.wait_for_members("rollout", job.settings.rollout.min_actors, job.settings.run.deadline_s)
+        job.handle(waiting, f"{job.settings.rollout.min_actors} rollout actors").resolve()
+
+    def generate(self, tasks: Handle[list[Task]], step: int, *, greedy: bool = False) -> Experience:
+        """Samples for `tasks`, meant for step `step`."""
+        deadline_s = self._job.settings.weights.deadline_s
+
+        def request_of(wanted: list[Task], version: Version) -> GenerationRequest:
+            return GenerationRequest(wanted, version_dispatch=version.step,  # type: ignore[arg-type]
+                                     min_ordinal=version.ordinal, greedy=greedy, weights_deadline_s=deadline_s)
+
+        return self._experience(tasks, step, request_of, "prompts", "samples")
 
 
 def _span(groups: Sequence[Group]) -> tuple[int, int]:
@@ -314,6 +333,11 @@ class Policy(Client):
     def update(self, groups: Handle[list[Group]], step: int) -> Handle[dict[str, Any]]:
         """Optimiser step `step` on scored groups; its metrics. The ledger then has them as trained at `step`."""
         return self._job.handle(self._update(groups, step), f"policy update {step}")
+
+    def prepare(self, description: Description) -> None:
+        """Have the network for these simulators made, or restored; waits for it."""
+        request = PrepareRequest(self._job.epoch, description)
+        self._job.call("policy", request, f"the policy for {description.simulator}").resolve()
 
     def save(self, directory: str, step: int) -> Handle[Any]:
         request = SaveRequest(directory, self._job.epoch, step)

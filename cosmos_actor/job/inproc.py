@@ -23,7 +23,7 @@ from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.runtime import ActorRuntime
 from cosmos_actor.actors.worker import InlineWorker
 from cosmos_actor.bus import Bus, Identity, MemoryNetwork, new_incarnation
-from cosmos_actor.job.assembly import PATIENT_S, inproc_bus, weight_source
+from cosmos_actor.job.assembly import PATIENT_S, gateway, inproc_bus, weight_source
 from cosmos_actor.job.controller import build_controller, make_job, run_recipe
 from cosmos_actor.job.job import Job
 from cosmos_actor.job.launch import Observer, Outcome, hang_up
@@ -136,7 +136,8 @@ class InprocCluster:
 
     def _runtime(self, bus: Bus, build: Callable[[Context], Role]) -> ActorRuntime:
         runtime = ActorRuntime(bus, build, self._settings, self._settings.run.seed, worker=InlineWorker(),
-                               clock=self._clock, weights=weight_source(bus))
+                               clock=self._clock, weights=weight_source(bus),
+                               simulators=gateway(bus, self._settings))
         self._runtimes.append(runtime)
         return runtime
 

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from cosmos_actor.actors.context import ActorClock
+from cosmos_actor.actors.errors import BadValue
 from cosmos_actor.actors.fleet import Fleet
 from cosmos_actor.actors.handle import Driver, Handle
 from cosmos_actor.actors.json_lines import JsonLinesWriter
@@ -29,7 +30,9 @@ from cosmos_actor.job.clients import Data, Policy, Reference, ReplayBuffer, Rewa
 from cosmos_actor.job.intake import ArraysGone, Intake
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.roles import STATEFUL
+from cosmos_actor.job.simulators import Simulators
 from cosmos_actor.job.weights import Weights
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
 
 Item = TypeVar("Item")
 LIFE_END_S = 5.0
@@ -72,6 +75,14 @@ class Job:
         self.data, self.rollout, self.reward = Data(self), Rollout(self), Reward(self)
         self.replay_buffer, self.reference, self.policy = ReplayBuffer(self), Reference(self), Policy(self)
         self.weights = Weights(self)
+        self._simulators = Simulators(self) if settings.run.experience == SIMULATOR else None
+
+    @property
+    def simulators(self) -> Simulators:
+        """Raises BadValue in a job that has none."""
+        if self._simulators is None:
+            raise BadValue("this loop learns from simulators", setting='run.experience = "simulator"')
+        return self._simulators
 
     @property
     def last_step(self) -> int:
@@ -171,6 +182,8 @@ class Job:
             client.restore(directory, self.step).resolve()
         self.ledger.roll_back(self.step, reason, keep=latest.buffered if latest else ())
         self.journal.roll_back(self.step)
+        if self._simulators is not None:
+            self._simulators.roll_back(self.step)
         self._on_loop(self.intake.restored)
 
     async def watch(self, runtime: ActorRuntime) -> None:
@@ -184,6 +197,8 @@ class Job:
         finally:
             self.driver.start(self._leave_fleet())
             self.journal.close()
+            if self._simulators is not None:
+                self._simulators.close()
             self.ledger.close()
 
     def _end_life(self) -> None:

@@ -7,9 +7,11 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cosmos_actor.actors.child_spec import ChildSpec
 from cosmos_actor.actors.child_state import State
@@ -32,7 +34,10 @@ from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES
 from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
 
+DRIVER = "rollout"
+"""The role that drives simulators."""
 log = logging.getLogger(__name__)
 
 MUTE_S = 3.0
@@ -51,6 +56,14 @@ COMPUTE_ENV = {
 def hang_up() -> tuple[signal.Signals, ...]:
     """SIGHUP, which a terminal that is closed sends: a stop as by SIGTERM, unless `nohup` had it ignored."""
     return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+
+
+class Door(NamedTuple):
+    """Where simulators attach to one driver: a listening socket that outlives the driver's process."""
+
+    listener: int
+    """Descriptor."""
+    address: str
 
 
 class Observer(Protocol):
@@ -108,15 +121,32 @@ class Launch:
         self._registry: RegistryLink
 
     async def run(self) -> Outcome:
-        """The address is this process's own, so that it stays the run's while one registry follows another."""
-        listener, address = reserve(self._listen)
-        with listener:
-            return await self._supervise(address, listener.fileno())
+        """Addresses that others were given are this process's own: they stay while one actor's life follows another."""
+        with ExitStack() as open_sockets:
+            listener, address = reserve(self._listen)
+            open_sockets.enter_context(listener)
+            placed = plan(self._settings).actors
+            doors = self._doors([one for one in placed if one.role == DRIVER], open_sockets)
+            return await self._supervise(self._specs(address, listener.fileno(), placed, doors), address)
 
-    async def _supervise(self, address: str, listener: int) -> Outcome:
+    def _doors(self, drivers: Sequence[PlacedActor], open_sockets: ExitStack) -> dict[str, Door]:
+        """Driver -> where simulators attach to it."""
+        doors = {}
+        if self._settings.run.experience == SIMULATOR:
+            for at, driver in enumerate(drivers):
+                port = self._settings.sim.port + at if self._settings.sim.port else 0
+                listener, address = reserve(f"tcp://{self._settings.bus.host}:{port}")
+                open_sockets.enter_context(listener)
+                doors[driver.actor] = Door(listener.fileno(), address)
+                self._observer.notice(f"simulators attach to {driver.actor}: cosmos-actor attach "
+                                      f"{self._settings.sim.kind or 'KIND:ID'} --connect {address} --key "
+                                      f"{self._keys[SIMULATOR]}")
+        return doors
+
+    async def _supervise(self, specs: list[ChildSpec], address: str) -> Outcome:
         limits = self._settings.supervisor
         self._supervisor = Supervisor(
-            self._specs(address, listener), run_directory=self._directory, strategy=Strategy(limits.strategy),
+            specs, run_directory=self._directory, strategy=Strategy(limits.strategy),
             limits=limits.limits(), on_event=self._on_event, on_trouble=self._observer.notice)
         identity = Identity(self._directory.run_id, SUPERVISOR, SUPERVISOR_ACTOR, new_incarnation())
         bus = make_bus(identity, KeyRing.load(self._keys[SUPERVISOR]), self._settings, resolve_bulk=False)
@@ -132,12 +162,26 @@ class Launch:
 
     # ---- what runs
 
-    def _specs(self, head: str, listener: int) -> list[ChildSpec]:
+    def _specs(self, head: str, listener: int, placed: Sequence[PlacedActor], doors: dict[str, Door]
+               ) -> list[ChildSpec]:
         """Registry and controller first, so that they are stopped last; nobody waits for another to start."""
         controller = PlacedActor(
             role=CONTROLLER, index=0, python=sys.executable, devices=(), ranks=1, threads=1, process=-1)
+        actors = [one for one in placed if one.role != SIMULATOR]
+        simulators = [one for one in placed if one.role == SIMULATOR]
+        where = list(doors.values())
         return [self._registry_spec(head, listener),
-                *(self._spec(placed, head) for placed in (controller, *plan(self._settings).actors))]
+                *(self._spec(one, head, doors.get(one.actor)) for one in (controller, *actors)),
+                *(self._simulator_spec(one, where[at % len(where)]) for at, one in enumerate(simulators) if where)]
+
+    def _simulator_spec(self, placed: PlacedActor, door: Door) -> ChildSpec:
+        """It is ready when it has attached; a hang of it ends by its driver's deadlines and its own."""
+        sim, limits = self._settings.sim, self._settings.supervisor
+        options = [part for name, value in sim.options.items() for part in ("--option", f"{name}={value}")]
+        command = (placed.python, "-m", "cosmos_actor.cli", "attach", sim.kind, "--connect", door.address, "--key",
+                   str(self._keys[SIMULATOR]), "--envs", str(sim.envs), "--name", placed.actor, *options)
+        return ChildSpec(actor=placed.actor, role=SIMULATOR, command=command, env={**placed.env, **sim.env}, after=(),
+                         alone=True, start_s=limits.start_s, shutdown_s=limits.shutdown_s)
 
     def _registry_spec(self, address: str, listener: int) -> ChildSpec:
         command = (sys.executable, "-m", "cosmos_actor.job.registry", "--listen", address, "--listener", str(listener),
@@ -146,19 +190,22 @@ class Launch:
         return ChildSpec(actor=REGISTRY_ACTOR, role=REGISTRY, command=command, pass_fds=(listener,), after=(),
                          alone=True, start_s=limits.start_s, shutdown_s=limits.shutdown_s)
 
-    def _spec(self, placed: PlacedActor, head: str) -> ChildSpec:
+    def _spec(self, placed: PlacedActor, head: str, door: Door | None) -> ChildSpec:
         limits, controls = self._settings.supervisor, placed.role == CONTROLLER
         env = {} if controls else getattr(self._settings, placed.role).env
         return ChildSpec(
-            actor=placed.actor, role=placed.role, command=self._command(placed, head),
+            actor=placed.actor, role=placed.role, command=self._command(placed, head, door),
+            pass_fds=() if door is None else (door.listener,),
             env={**COMPUTE_ENV, **placed.env, **env},
             restart=Restart.TRANSIENT if controls else Restart.PERMANENT, significant=controls, after=(),
             start_s=limits.start_s, shutdown_s=limits.shutdown_s, heartbeat_s=limits.heartbeat_s)
 
-    def _command(self, placed: PlacedActor, head: str) -> tuple[str, ...]:
+    def _command(self, placed: PlacedActor, head: str, door: Door | None) -> tuple[str, ...]:
+        listening = ("--listen", f"tcp://{self._settings.bus.host}:0") if door is None else (
+            "--listen", door.address, "--listener", str(door.listener))
         command = (placed.python, "-m", "cosmos_actor.job.actor", "--role", placed.role, "--actor", placed.actor,
-                   "--connect", head, "--key", str(self._keys[placed.role]),
-                   "--listen", f"tcp://{self._settings.bus.host}:0", "--run-dir", str(self._directory.root))
+                   "--connect", head, "--key", str(self._keys[placed.role]), *listening,
+                   "--run-dir", str(self._directory.root))
         if placed.ranks == 1:
             return command
         return (placed.python, "-m", "cosmos_actor.actors.launch", "--ranks", str(placed.ranks), "--", *command)

@@ -174,6 +174,13 @@ class RegistryProcess:
         pause = status.statistics.get("pause", {})
         self._heard(Heard(actor, incarnation, status.state, f"{status.busy_label or status.state} {status.progress}",
                           float(pause.get("left_s", 0.0))))
+        self._heard_of_simulators(status)
+
+    def _heard_of_simulators(self, status: ActorStatus) -> None:
+        """They have no link to the registry; their driver says who is attached, and as which life of a child."""
+        for simulator in status.statistics.get("simulators", []):
+            if simulator["life"]:
+                self._heard(Heard(simulator["actor"], simulator["life"], READY, str(simulator["steps"]), 0.0))
 
     def _heard(self, word: Heard) -> None:
         self._to_supervisor.put(("heard", word.actor), word)

@@ -8,6 +8,7 @@ from cosmos_actor.actors.context import Context
 from cosmos_actor.actors.loading import load_object
 from cosmos_actor.actors.role import Role
 from cosmos_actor.actors.role_names import REGISTRY, SUPERVISOR
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
 
 ROLE_CLASSES = {
     "data": "cosmos_actor.roles.data:DataRole",
@@ -17,14 +18,23 @@ ROLE_CLASSES = {
     "reference": "cosmos_actor.roles.reference:ReferenceRole",
     "policy": "cosmos_actor.roles.policy:PolicyRole",
 }
+CONTROL_CLASSES = {
+    **ROLE_CLASSES,
+    "data": "cosmos_actor.roles.control_data:ControlDataRole",
+    "rollout": "cosmos_actor.roles.control_rollout:ControlRolloutRole",
+    "reward": "cosmos_actor.roles.control_reward:ControlRewardRole",
+    "policy": "cosmos_actor.roles.control_policy:ControlPolicyRole",
+}
+"""The same roles where simulators give the experience."""
 CONTROLLER = "controller"
 STATEFUL = frozenset({"policy", "replay_buffer"})
 """Roles whose death rewinds the job; a test compares it with the classes."""
-KEYED_ROLES = (SUPERVISOR, REGISTRY, CONTROLLER, *ROLE_CLASSES)
+KEYED_ROLES = (SUPERVISOR, REGISTRY, CONTROLLER, *ROLE_CLASSES, SIMULATOR)
 """Every role of a run has its own key pair."""
 
 
 def build_role(name: str, context: Context) -> Role:
     """The role object of `name` in this process."""
-    role_class: Any = load_object(ROLE_CLASSES[name], setting="--role")
+    classes = CONTROL_CLASSES if context.settings.run.experience == SIMULATOR else ROLE_CLASSES
+    role_class: Any = load_object(classes[name], setting="--role")
     return role_class(context)  # type: ignore[no-any-return]

@@ -22,6 +22,7 @@ from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.wait_graph import graph_of, one_line
 from cosmos_actor.actors.watch import SILENT, Finding, GoesOn, KillStuck, Standstill, Stuck, Watch, sight_of
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
 
 LOOK_S = 0.25
 """Between two looks. Rarer, and what is stuck is not found within 3 s."""
@@ -84,8 +85,8 @@ class Sentinel:
                 "still_s": round(self._watch.still_for_s(time.monotonic()), 2)}
 
     def _actors(self) -> list[dict[str, Any]]:
-        """The children that should be members: all but the process in which this runs."""
-        return [child for child in self._children() if child["role"] != REGISTRY]
+        """The children that should be members: all but the process in which this runs, and simulators."""
+        return [child for child in self._children() if child["role"] not in (REGISTRY, SIMULATOR)]
 
     def _kind(self, actor: str) -> str:
         found = self._watch.stuck.get(actor)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cosmos_actor.actors.placement import Plan, RoleDemand, place
 from cosmos_actor.recipes.settings import RunSettings
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
 
 
 def demands(settings: RunSettings) -> list[RoleDemand]:
@@ -29,7 +31,18 @@ def demands(settings: RunSettings) -> list[RoleDemand]:
         RoleDemand(role="rollout", count=rollout.count, joining=max(0, rollout.min_actors - rollout.count),
                    threads=rollout.threads, python=rollout.python, device=rollout.device, devices=rollout.devices),
     ]
+    if settings.run.experience == SIMULATOR:
+        asked = [_for_control(demand, settings) for demand in asked]
+        asked.append(RoleDemand(role=SIMULATOR, count=settings.sim.count, threads=settings.sim.threads,
+                                python=settings.sim.python))
     return [demand for demand in asked if demand.count or demand.joining]
+
+
+def _for_control(demand: RoleDemand, settings: RunSettings) -> RoleDemand:
+    """Control policies have their own say about devices and threads."""
+    if demand.role not in ("policy", "rollout"):
+        return demand
+    return replace(demand, device=settings.control.device, threads=settings.control.threads)
 
 
 def host_devices() -> tuple[str, ...]:

@@ -56,6 +56,8 @@ class RunSection(Settings):
     loop: str = setting(
         "grpo", "the recipe's loop: a module of cosmos_actor.recipes, or package.module:function of one's own",
         pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$")
+    experience: Literal["text", "simulator"] = setting(
+        "text", "what the policy learns from: texts that it writes, or episodes of simulators (sections sim, control)")
     seed: Seed = setting(0, "every random stream of the run is derived from it")
     steps: PositiveInt = setting(100, "policy updates after the SFT phase", unit="steps", resumable=True)
     run_dir: str = setting(
@@ -140,6 +142,47 @@ class RewardSection(ProcessSettings):
     count: PositiveInt = setting(1, "actors that score side by side; more for graders that are slow", unit="actors")
     deadline_s: PositiveFloat = setting(
         30.0, "a grader that has not answered by then is a typed error, never a score of 0", unit="s", resumable=True)
+
+
+class SimulatorSection(ProcessSettings):
+    """The simulators that rollouts drive, when run.experience = "simulator"."""
+
+    kind: str = setting(
+        "", "KIND:ID that simulators must be, such as gymnasium:CartPole-v1; empty = as the first that attaches")
+    count: NonNegativeInt = setting(
+        0, "processes that the supervisor starts on this host, with `python`; 0 = all of them come by `attach`",
+        unit="processes", resumable=True)
+    envs: PositiveInt = setting(1, "worlds in each process that the supervisor starts", unit="slots", resumable=True)
+    options: dict[str, PlainValue] = setting({}, "passed to the simulator that the supervisor starts")
+    port: Annotated[int, Field(ge=0, le=65535)] = setting(
+        0, "where simulators attach to the first rollout, the next rollout one higher; 0 = any free one, which `up` "
+        "prints", resumable=True)
+    tasks: tuple[str, ...] = setting((), "tasks to run, in turn; empty = all that the simulator has", strict=False)
+    source: str = setting(
+        "in_turn", "who makes the work units: in_turn, or package.module:function of one's own",
+        pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$")
+    fragment_steps: PositiveInt = setting(
+        128, "steps of one fragment; data.prompts_per_step of them make a training step", unit="steps")
+    embodiment: str = setting("", "digest of the EmbodimentMap that simulators must have; empty = as the first has")
+    reward_scale: float = setting(1.0, "the simulator's rewards are multiplied by it")
+    reward_clip: NonNegativeFloat = setting(0.0, "then cut to ± this; 0 = not at all")
+    step_s: PositiveFloat = setting(
+        10.0, "a simulator that takes longer for a step hangs: its work is given to another", unit="s", resumable=True)
+    reset_s: PositiveFloat = setting(60.0, "the same for a reset, which may load a scene", unit="s", resumable=True)
+    resume_s: PositiveFloat = setting(
+        5.0, "a simulator whose link is lost may come back for so long and go on where it was", unit="s",
+        resumable=True)
+    attempts: PositiveInt = setting(
+        3, "how often a work unit is tried when simulators fail; an error is never a reward", unit="attempts",
+        resumable=True)
+    most_given_up: NonNegativeInt = setting(
+        16, "work units of one request that may fail all their attempts before the job ends", unit="units",
+        resumable=True)
+    lease_s: PositiveFloat = setting(
+        120.0, "a work unit whose holder has not got on for so long is given to another", unit="s", resumable=True)
+    max_wait_ms: NonNegativeFloat = setting(
+        5.0, "how long the first simulator's observation waits for those of others, to be one forward pass", unit="ms",
+        resumable=True)
 
 
 class ReplayBufferSection(ProcessSettings):

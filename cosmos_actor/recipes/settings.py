@@ -22,10 +22,12 @@ from cosmos_actor.recipes.sections import (
     RewardSection,
     RolloutSection,
     RunSection,
+    SimulatorSection,
     SupervisorSection,
     WeightsSection,
     field_notes,
 )
+from cosmos_actor.trainer.control_settings import ControlSettings
 
 
 class RunSettings(Settings):
@@ -39,6 +41,8 @@ class RunSettings(Settings):
     limiter: LimiterSection = setting(LimiterSection, "how asking, storing and training keep pace")
     reference: ReferenceSection = setting(ReferenceSection, "the frozen model of the KL term")
     policy: PolicySection = setting(PolicySection, "the model that is trained, and how")
+    sim: SimulatorSection = setting(SimulatorSection, "simulators, where they give the experience")
+    control: ControlSettings = setting(ControlSettings, "the policy that acts in simulators, and how it is trained")
     weights: WeightsSection = setting(WeightsSection, "passing versions from policy to rollout")
     bus: BusSection = setting(BusSection, "the control plane")
     bulk: BulkSection = setting(BulkSection, "arrays by reference")
@@ -53,11 +57,14 @@ class RunSettings(Settings):
     @property
     def reference_count(self) -> int:
         """Reference actors to start: none while the KL term is off."""
-        return self.reference.count if self.policy.grpo.kl_coefficient > 0 else 0
+        wanted = self.policy.grpo.kl_coefficient > 0 and self.run.experience == "text"
+        return self.reference.count if wanted else 0
 
 
 def disagreements(settings: RunSettings) -> Iterator[str]:
     """One line for each pair of settings that can not go together, naming both."""
+    if settings.run.experience == "simulator":
+        yield from _simulator_disagreements(settings)
     kl = settings.policy.grpo.kl_coefficient
     if kl > 0 and settings.reference.count == 0:
         yield f"policy.grpo.kl_coefficient = {kl} needs reference.count >= 1, or 0 to do without a reference"
@@ -70,6 +77,17 @@ def disagreements(settings: RunSettings) -> Iterator[str]:
     first, most = settings.supervisor.back_off_first_s, settings.supervisor.back_off_most_s
     if first > most:
         yield f"supervisor.back_off_first_s = {first} is over supervisor.back_off_most_s = {most}"
+
+
+def _simulator_disagreements(settings: RunSettings) -> Iterator[str]:
+    sim, steps = settings.sim, settings.sim.fragment_steps * settings.data.prompts_per_step
+    if sim.count > 0 and not sim.kind:
+        yield f"sim.count = {sim.count} needs sim.kind, such as gymnasium:CartPole-v1"
+    if steps < settings.control.ppo.mini_batches:
+        yield (f"data.prompts_per_step x sim.fragment_steps = {steps} is under control.ppo.mini_batches = "
+               f"{settings.control.ppo.mini_batches}")
+    if settings.policy.ranks > 1:
+        yield f"policy.ranks = {settings.policy.ranks}: a control policy is trained by one rank"
 
 
 def section_of(field: FieldInfo) -> type[Settings] | None:

@@ -64,6 +64,12 @@ class AttachedSimulator:
                 "host": self.offer.host, "pid": self.offer.pid, "python": self.offer.python, "gone": self.gone,
                 "cut_off": self._link is None}
 
+    def facts(self) -> Dict[str, Any]:
+        return {"actor": self.name, "life": self.offer.life, "simulator": self.description.simulator,
+                "envs": len(self.slots), "steps": self._counts["steps"], "doing": self.doing,
+                "cut_off": self._link is None, "host": self.offer.host, "pid": self.offer.pid,
+                "python": self.offer.python}
+
     # ---- for the gateway
 
     def cut_off(self, link: Link) -> None:
@@ -134,11 +140,10 @@ class AttachedSimulator:
 class Gateway:
     """Takes simulators in and tells the driver who is here."""
 
-    def __init__(self, bus: Bus, *, admit: Callable[[str, Attach], Optional[str]], resume_s: float,
-                 image_codec: str = "") -> None:
-        """`admit(actor, offer)` says in one line why this simulator is refused, or None. To be made before the bus
-        starts."""
-        self._bus, self._admit = bus, admit
+    def __init__(self, bus: Bus, *, resume_s: float, image_codec: str = "") -> None:
+        """To be made before the bus starts."""
+        self._bus = bus
+        self._admit: Callable[[str, Attach], Optional[str]] = lambda actor, offer: None
         self._resume_s, self._image_codec = resume_s, image_codec
         self._present: Dict[str, AttachedSimulator] = {}
         self._attached: List[Callable[[AttachedSimulator], None]] = []
@@ -147,6 +152,10 @@ class Gateway:
         bus.serve(Attach, self._attach)
         bus.serve(Detach, self._detach)
         bus.on_link_down(self._link_down)
+
+    def admit_by(self, rule: Callable[[str, Attach], Optional[str]]) -> None:
+        """`rule(actor, offer)` says in one line why this simulator is refused, or None."""
+        self._admit = rule
 
     def on_attached(self, callback: Callable[[AttachedSimulator], None]) -> None:
         """Called for each that comes, on the loop; not for one that resumes."""
@@ -166,6 +175,10 @@ class Gateway:
         self._end(simulator, reason)
         if link is not None:
             self._bus.forget(link.peer.actor, link.peer.incarnation, reason)
+
+    def facts(self) -> List[Dict[str, Any]]:
+        """Who is here, for `status` and for the supervisor that started it."""
+        return [one.facts() for one in self.present]
 
     def statistics(self) -> Dict[str, Any]:
         return {**self._counts, "present": {name: one.statistics() for name, one in self._present.items()}}

@@ -34,6 +34,8 @@ class Attach:
     host: str = ""
     pid: int = 0
     python: str = ""
+    life: str = ""
+    """Which life of which child of the run's supervisor it is; empty when somebody else started it."""
 
 
 @schema("sim_attached", version=1)

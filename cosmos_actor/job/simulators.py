@@ -1,0 +1,85 @@
+"""Simulators as a recipe calls them: what they are, the fragments they give, and the record of their episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cosmos_actor.actors.experience import Group, Task
+from cosmos_actor.actors.handle import Handle
+from cosmos_actor.actors.json_lines import JsonLinesWriter, truncate_after_step
+from cosmos_actor.actors.messages import Member
+from cosmos_actor.bus import Link
+from cosmos_actor.job.clients import Producer
+from cosmos_actor.job.intake import Experience
+from cosmos_actor.roles.control_messages import DESCRIPTION_TOPIC, CollectRequest, DescribeRequest, SimulatorEvent
+from cosmos_actor.simulator_bridge.contract import UNKNOWN, Description
+
+if TYPE_CHECKING:
+    from cosmos_actor.job.job import Job
+    from cosmos_actor.weight_plane.version import Version
+
+
+class Simulators(Producer):
+    """Guarantee: an episode is in episodes.jsonl once, under the step that trained on its end."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._description: Description | None = None
+        self._episodes = JsonLinesWriter(job.paths.episodes)
+        job.bus.serve_event(SimulatorEvent, self._on_event)
+        job.fleet.on_joined(self._on_joined)
+
+    def describe(self) -> Description:
+        """What the run's simulators are, which is what the first that attaches is; every rollout hears of it."""
+        if self._description is None:
+            request = DescribeRequest(self._job.settings.run.deadline_s)
+            self._job.call("rollout", request, "the first simulator to attach", self._known).resolve()
+        assert self._description is not None
+        return self._description
+
+    def collect(self, tasks: Handle[list[Task]], step: int) -> Experience:
+        """Fragments for `tasks`, meant for step `step`."""
+        deadline_s = self._job.settings.weights.deadline_s
+
+        def request_of(wanted: list[Task], version: Version) -> CollectRequest:
+            return CollectRequest(wanted, version_dispatch=version.step,  # type: ignore[arg-type]
+                                  min_ordinal=version.ordinal, weights_deadline_s=deadline_s)
+
+        return self._experience(tasks, step, request_of, "fragments", "fragments")
+
+    def episodes(self, batch: Sequence[Group], step: int) -> dict[str, float]:
+        """Write down the episodes that ended in `batch`; what they say on average, empty where none ended."""
+        ended = [episode for group in batch for episode in group.task["episodes"]]
+        for episode in ended:
+            self._episodes.append({"step": step, **episode})
+        metrics = {"env_steps": float(sum(group.token_count for group in batch)), "episodes": float(len(ended))}
+        if ended:
+            metrics["episode/return"] = float(np.mean([episode["return"] for episode in ended]))
+            metrics["episode/length"] = float(np.mean([episode["length"] for episode in ended]))
+        judged = [episode["success"] for episode in ended if episode["success"] != UNKNOWN]
+        if judged:
+            metrics["episode/success"] = float(np.mean(judged))
+        return metrics
+
+    def roll_back(self, step: int) -> None:
+        """Forget the episodes after `step`."""
+        truncate_after_step(self._job.paths.episodes, step)
+
+    def close(self) -> None:
+        self._episodes.close()
+
+    def _known(self, description: Description) -> Any:
+        self._description = description
+        for link in self._job.fleet.links("rollout").values():
+            link.publish_state(topic=DESCRIPTION_TOPIC, message=description)
+        return description
+
+    def _on_joined(self, member: Member, link: Link) -> None:
+        if member.role == "rollout" and self._description is not None:
+            link.publish_state(topic=DESCRIPTION_TOPIC, message=self._description)
+
+    async def _on_event(self, event: SimulatorEvent, link: Link) -> None:
+        self._job.tell(f"simulator_{event.what}", rollout=link.peer.actor, **event.facts)

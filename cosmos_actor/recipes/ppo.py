@@ -1,0 +1,29 @@
+"""PPO (Schulman et al. 2017) on episodes of simulators that attach from environments of their own.
+
+Each step: fragments from the simulators under the newest weights, their rewards, an update, new weights.
+Left out: self-play, curricula, frame stacking; one update of the policy a step.
+"""
+
+from __future__ import annotations
+
+from cosmos_actor.job.job import Job
+
+
+def run(job: Job) -> None:
+    """Walk through the steps that are still to do, the fragments of up to `run.max_staleness` later ones under way."""
+    data, rollout, reward, replay_buffer = job.data, job.rollout, job.reward, job.replay_buffer
+    policy, simulators, weights = job.policy, job.simulators, job.weights
+
+    rollout.wait_for_actors()
+    policy.prepare(simulators.describe())
+    weights.publish()
+    weights.wait_until_held()
+
+    for step in job.steps(job.last_step):
+        for ahead in job.dispatchable(step):
+            fragments = reward.score(simulators.collect(data.tasks(ahead, samples=1), ahead))
+            job.expect(ahead, replay_buffer.put(fragments, ahead))
+        job.wait_for(step)
+        batch = replay_buffer.sample(step)
+        job.log("ppo", {**simulators.episodes(batch, step), **policy.update(batch, step).resolve()})
+        weights.publish()

@@ -1,0 +1,32 @@
+"""Data for control: which fragments a step asks for. Its cursor is the step, as with prompts."""
+
+from __future__ import annotations
+
+import hashlib
+
+from cosmos_actor.actors.fragment import CollectTask
+from cosmos_actor.actors.role import Role, handles
+from cosmos_actor.roles.messages import Tasks, TasksRequest
+
+UNITS_A_FRAGMENT = 1 << 20
+"""Numbers of units that one fragment may begin; an episode is at least one step long."""
+
+
+class ControlDataRole(Role):
+    """Tasks are pure functions of (run seed, step, split): nothing is held that could be lost."""
+
+    name = "data"
+
+    @handles(TasksRequest)
+    def tasks(self, request: TasksRequest) -> Tasks:
+        prefix = "f" if request.split == "train" else "r"
+        return Tasks([self._task(f"{prefix}{request.step:06d}-{place:04d}", request, place)
+                      for place in range(request.prompts)])
+
+    def _task(self, group_id: str, request: TasksRequest, place: int) -> CollectTask:
+        settings = self.context.settings
+        key = f"{settings.run.seed}/{request.split}/{request.step}/{place}".encode()
+        return CollectTask(
+            group_id=group_id, attempt=request.attempt, steps=settings.sim.fragment_steps,
+            first_unit=(request.step * request.prompts + place) * UNITS_A_FRAGMENT,
+            seed=int.from_bytes(hashlib.sha256(key).digest()[:8], "little") >> 1)

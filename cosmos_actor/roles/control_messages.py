@@ -1,0 +1,56 @@
+"""What is asked and told where simulators give the experience. Imports neither torch nor a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cosmos_actor.actors.fragment import CollectTask
+from cosmos_actor.bus.schema import Json, schema
+from cosmos_actor.simulator_bridge.contract import Description
+
+DESCRIPTION_TOPIC = "simulator_description"
+"""What the run's simulators are: rollouts follow it."""
+
+
+@schema("describe_request", version=1)
+@dataclass(frozen=True)
+class DescribeRequest:
+    """Asks a rollout what its simulators are; answered when the first has attached."""
+
+    deadline_s: float
+
+
+@schema("prepare_request", version=1)
+@dataclass(frozen=True)
+class PrepareRequest:
+    """Make the network for these simulators: what the last RestoreRequest named, or a fresh one."""
+
+    epoch: int
+    description: Description
+
+
+@schema("prepared", version=1)
+@dataclass(frozen=True)
+class Prepared:
+    step: int
+    parameters: int
+
+
+@schema("collect_request", version=1)
+@dataclass(frozen=True)
+class CollectRequest:
+    """Fragments to collect with weights of `min_ordinal` or newer."""
+
+    tasks: list[CollectTask]
+    version_dispatch: int
+    min_ordinal: int
+    weights_deadline_s: float
+
+
+@schema("simulator_event", version=1)
+@dataclass(frozen=True)
+class SimulatorEvent:
+    """Something about a simulator that a person should be able to read: attached, gone, refused, failed."""
+
+    what: str
+    facts: Json

@@ -1,0 +1,175 @@
+"""Rollout for control: drives the simulators that attach to it with the newest weights it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cosmos_actor.actors.context import Context
+from cosmos_actor.actors.fragment import CollectTask, Fragment
+from cosmos_actor.actors.role import follows, handles
+from cosmos_actor.bus.errors import DeadlineExceeded
+from cosmos_actor.roles.acting import Acted, BatchedActing, Observations
+from cosmos_actor.roles.collector import CollectLimits, Collector
+from cosmos_actor.roles.control_messages import (
+    DESCRIPTION_TOPIC,
+    CollectRequest,
+    DescribeRequest,
+    SimulatorEvent,
+)
+from cosmos_actor.roles.messages import Generation
+from cosmos_actor.roles.unit_source import load_source
+from cosmos_actor.roles.weights_holder import WeightsHolder
+from cosmos_actor.simulator_bridge.contract import Description
+from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
+from cosmos_actor.simulator_bridge.leases import LeaseTable
+from cosmos_actor.simulator_bridge.messages import Attach
+
+
+class ControlRolloutRole(WeightsHolder):
+    """Every step says which version of the weights chose its action; one request is collected at a time."""
+
+    name = "rollout"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.hold_nothing()
+        self.description: Description | None = None
+        self.collector: Collector | None = None
+        self.made = asyncio.Event()
+        self.someone = asyncio.Event()
+        self.one_at_a_time = asyncio.Lock()
+        self.telling: set[asyncio.Task[None]] = set()
+        gateway: Gateway = context.simulators
+        gateway.admit_by(self._refusal)
+        gateway.on_attached(self._attached)
+        gateway.on_gone(self._gone)
+
+    async def ready_for_weights(self) -> None:
+        with self.context.waiting("what the simulators are", "controller"):
+            await self.made.wait()
+
+    # ---- what the simulators are
+
+    @handles(DescribeRequest)
+    async def describe(self, request: DescribeRequest) -> Description:
+        """Raises DeadlineExceeded when nobody attaches in time."""
+        gateway: Gateway = self.context.simulators
+        with self.context.waiting("the first simulator to attach", "simulator"):
+            try:
+                await asyncio.wait_for(self.someone.wait(), request.deadline_s)
+            except asyncio.TimeoutError as error:
+                raise DeadlineExceeded(
+                    f"no simulator of {self.context.settings.sim.kind or 'any kind'} has attached to "
+                    f"{self.context.identity.actor} within {request.deadline_s:g} s", setting="sim.count") from error
+        return self.description or gateway.present[0].description
+
+    @follows(DESCRIPTION_TOPIC)
+    async def on_description(self, description: Description) -> None:
+        """From now on the run is about these simulators; another kind is refused."""
+        if self.description is None:
+            self.description = description
+            await self.context.compute("build", self._build, description)
+            self._make_collector(description)
+            self.made.set()
+
+    def _build(self, description: Description) -> None:
+        from cosmos_actor.roles.control_engine import ControlEngine
+
+        self.engine = ControlEngine(self.context.settings.control, description.observations, description.action)
+
+    def _make_collector(self, description: Description) -> None:
+        settings, identity = self.context.settings.sim, self.context.identity
+        self.collector = Collector(
+            self.context.simulators, BatchedActing(self._act, settings.max_wait_ms / 1000),
+            LeaseTable(attempts=settings.attempts, lease_s=settings.lease_s),
+            load_source(self.context.settings, description), self.engine.noise,
+            CollectLimits(settings.step_s, settings.reset_s, settings.most_given_up), self.context.clock.monotonic,
+            functools.partial(self._tell, "failed"), prefix=f"{identity.actor}.{identity.incarnation[-6:]}")
+
+    def _refusal(self, actor: str, offer: Attach) -> str | None:
+        """Why this simulator may not work for the run, or None."""
+        wanted = self.context.settings.sim
+        offered = offer.description
+        problem = None
+        if wanted.kind and offered.simulator != wanted.kind:
+            problem = f"this run is about {wanted.kind} (sim.kind), not about {offered.simulator}"
+        elif wanted.embodiment and offered.embodiment != wanted.embodiment:
+            problem = (f"{offered.simulator} has embodiment {offered.embodiment[:12] or 'none'}, the run asks for "
+                       f"{wanted.embodiment[:12]} (sim.embodiment)")
+        elif self.description is not None:
+            problem = difference(self.description, offered)
+        if problem:
+            self._tell("refused", {"simulator": actor, "text": problem})
+        return problem
+
+    def _attached(self, simulator: AttachedSimulator) -> None:
+        self.someone.set()
+        self._tell("attached", {"simulator": simulator.name, "kind": simulator.description.simulator,
+                                "envs": len(simulator.slots), "host": simulator.offer.host,
+                                "pid": simulator.offer.pid, "python": simulator.offer.python})
+
+    def _gone(self, simulator: AttachedSimulator) -> None:
+        self._tell("gone", {"simulator": simulator.name, "text": simulator.gone})
+
+    def _tell(self, what: str, facts: dict[str, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(self.context.emit(SimulatorEvent(what, facts)))
+        self.telling.add(task)
+        task.add_done_callback(self.telling.discard)
+
+    # ---- fragments
+
+    @handles(CollectRequest)
+    async def collect(self, request: CollectRequest) -> Generation:
+        await self.wait_for_version(request.version_dispatch, request.min_ordinal, request.weights_deadline_s)
+        assert self.collector is not None
+        async with self.one_at_a_time:
+            begun = self.context.clock.monotonic()
+            with self.context.waiting(f"{len(request.tasks)} fragments", "simulator"):
+                found = await self.collector.collect(request.tasks)
+            groups = await self.context.compute("values", self._fragments, request, found)
+        return Generation(groups, self.context.clock.monotonic() - begun,
+                          sum(group.token_count for group in groups))
+
+    def _fragments(self, request: CollectRequest, found: Sequence[dict[str, Any]]) -> list[Fragment]:
+        """With the values of what follows the boundaries, all of them in one pass."""
+        after = [item["columns"]["after"] for item in found]
+        follows = self.engine.values({name: np.concatenate([part[name] for part in after]) for name in after[0]})
+        groups, at = [], 0
+        for task, item in zip(request.tasks, found, strict=True):
+            columns = item["columns"]
+            rows = np.flatnonzero(columns["boundary"])
+            bootstrap = np.zeros(len(columns["boundary"]), np.float32)
+            bootstrap[rows] = follows[at:at + len(rows)]
+            at += len(rows)
+            groups.append(self._fragment(task, item, {**columns, "bootstrap": bootstrap}, request.version_dispatch))
+        return groups
+
+    def _fragment(self, task: CollectTask, item: dict[str, Any], columns: dict[str, Any], version: int) -> Fragment:
+        writer = self.context.identity.actor
+        facts = {"simulator": item["simulator"], "actor": item["actor"], "episodes": item["episodes"]}
+        return Fragment(group_id=task.group_id, attempt=task.attempt, task=facts, version_dispatch=version,
+                        written_by={"values": writer, "bootstrap": writer}, **columns)
+
+    async def _act(self, observations: Observations, noise: np.ndarray) -> Acted:
+        return await self.context.compute("act", self._acted, observations, noise)  # type: ignore[no-any-return]
+
+    def _acted(self, observations: Observations, noise: np.ndarray) -> Acted:
+        """In the worker, where weights are swapped too: the version is the one that chose."""
+        assert self.held is not None
+        actions, logprobs, values = self.engine.act(observations, noise)
+        return Acted(actions, logprobs, values, self.held.version.step, self.engine.commands(actions))
+
+
+def difference(ours: Description, theirs: Description) -> str | None:
+    """In what two installations of a simulator differ so that one policy can not serve both, or None."""
+    for name in ("simulator", "observations", "action", "embodiment"):
+        if getattr(ours, name) != getattr(theirs, name):
+            return (f"its `{name}` is {getattr(theirs, name)}, the run's is {getattr(ours, name)}: one policy can not "
+                    "serve both")
+    missing = {task.name for task in ours.tasks} - {task.name for task in theirs.tasks}
+    return f"it lacks the tasks {', '.join(sorted(missing))}" if missing else None

@@ -18,12 +18,12 @@ class BadRequest(ValueError):
 
 def checked_slots(slots: Sequence[int], envs: int) -> List[int]:
     """Plain numbers. Raises BadRequest for one that is not there or comes twice."""
-    plain = [int(slot) for slot in slots]
+    plain: List[int] = slots.tolist() if isinstance(slots, np.ndarray) else list(slots)
     if len(set(plain)) != len(plain):
         raise BadRequest("a slot is named twice: {}".format(plain))
-    for slot in plain:
-        if not 0 <= slot < envs:
-            raise BadRequest("there is no slot {}: this session has {}".format(slot, envs))
+    if plain and not (0 <= min(plain) and max(plain) < envs):
+        raise BadRequest("there is no slot {}: this session has {}".format(
+            next(slot for slot in plain if not 0 <= slot < envs), envs))
     return plain
 
 

@@ -52,7 +52,8 @@ class EachSlot(SimSession):
         for index, (slot, action) in enumerate(zip(slots, each)):
             try:
                 world = self._world(slot)
-                rewards[index], terminated[index], truncated[index] = world.step(action)
+                reward, terminated[index], truncated[index] = world.step(action)
+                rewards[index] = float(reward)  # numpy takes None for a NaN
                 if success is not None:
                     success[index] = world.success()
             except ENDS:

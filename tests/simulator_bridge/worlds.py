@@ -1,0 +1,113 @@
+"""A simulator of whole numbers that does wrong what a task's name says, when its episode has come to its second step.
+
+The episode ends, with success, when the sum of its actions reaches TOP. Observation: [seed, sum of actions].
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from cosmos_actor.simulator_bridge.contract import (
+    DISCRETE,
+    FAILURE,
+    SUCCESS,
+    ActionSpec,
+    ArraySpec,
+    Description,
+    Environment,
+    Simulator,
+    TaskSpec,
+    WorkUnit,
+)
+from cosmos_actor.simulator_bridge.slots import EachSlot
+
+TOP, LIMIT = 10, 20
+TROUBLES = (
+    "raise in reset", "raise in step", "raise in observe", "exit in step", "panic in step", "wrong shape",
+    "wrong dtype", "wrong name", "no array", "nan", "nan reward", "no reward", "ask", "print", "hang",
+)
+HANG_S = 60.0
+
+
+class Panic(BaseException):
+    """Some extension modules raise what is no Exception."""
+
+
+class Counter(Environment):
+    """Counts its own calls too, so that a test can see what was not called."""
+
+    def __init__(self) -> None:
+        self.steps = self.looks = self.resets = 0
+        self.closed = False
+
+    def reset(self, unit: WorkUnit) -> None:
+        self.resets += 1
+        self.unit, self.count, self.steps = unit, 0, 0
+        if unit.task == "raise in reset":
+            raise RuntimeError("no such kitchen")
+
+    def step(self, action: Any) -> tuple[float, bool, bool]:
+        self.steps += 1
+        self.count += int(action)
+        reward = self._trouble(self.unit.task) if self.steps >= 2 else float(action)
+        return reward, self.count >= TOP, False
+
+    def _trouble(self, task: str) -> Any:
+        if task == "raise in step":
+            raise RuntimeError("the arm\nfell off")
+        if task == "exit in step":
+            sys.exit(5)
+        if task == "panic in step":
+            raise Panic("index out of bounds")
+        if task == "ask":
+            return float(input("Accept the licence? [y/n] "))
+        if task == "print":
+            print("\x00\x00 hello, I am a simulator")
+        if task == "hang":
+            time.sleep(HANG_S)
+        return {"nan reward": float("nan"), "no reward": None}.get(task, 1.0)
+
+    def observe(self) -> dict[str, Any]:
+        self.looks += 1
+        seen: Any = np.array([self.unit.seed, self.count], np.float32)
+        if self.steps < 2:
+            return {"count": seen}
+        if self.unit.task == "raise in observe":
+            raise OSError("no display")
+        if self.unit.task == "nan":
+            seen[1] = np.nan
+        wrong = {"wrong shape": seen[:1], "wrong dtype": seen.astype(np.float64), "no array": [0.0, 0.0]}
+        return {"sum" if self.unit.task == "wrong name" else "count": wrong.get(self.unit.task, seen)}
+
+    def success(self) -> int:
+        return SUCCESS if self.count >= TOP else FAILURE
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class CounterSimulator(Simulator):
+    def __init__(self, identity: str, world: type[Environment] = Counter) -> None:
+        self.identity, self.world = identity, world
+
+    def describe(self) -> Description:
+        return Description(
+            simulator=self.identity, tasks=[TaskSpec(name, LIMIT) for name in ("count", *TROUBLES)],
+            observations={"count": ArraySpec("float32", (2,))}, action=ActionSpec(DISCRETE, n=4), max_envs=8)
+
+    def open(self, envs: int) -> EachSlot:
+        return EachSlot(self.world, envs)
+
+
+def make(identity: str = "counter", **options: Any) -> Simulator:
+    if options:
+        raise TypeError(f"a counter has no options, got {sorted(options)}")
+    return CounterSimulator(identity)
+
+
+def unit(task: str = "count", seed: int = 0, **more: Any) -> WorkUnit:
+    return WorkUnit(f"{task} {seed}", task, seed, **more)

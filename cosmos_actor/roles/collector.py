@@ -115,7 +115,7 @@ class Collector:
 
     def _shares(self, pending: int, busy: Sequence[AttachedSimulator]) -> list[tuple[AttachedSimulator, int]]:
         """How many of the pending tasks each idle simulator takes: evenly, at most one a slot."""
-        idle = [simulator for simulator in self._seats if simulator not in busy and not simulator.leaving]
+        idle = [simulator for simulator in self._seats if simulator not in busy]
         shares = []
         for at, simulator in enumerate(idle):
             share = min(len(simulator.slots), -(-pending // (len(idle) - at)))
@@ -148,6 +148,8 @@ class Collector:
 
     def _gone(self, simulator: AttachedSimulator) -> None:
         for seat in self._seats.pop(simulator, []):
+            if simulator.left and seat.lease is not None:
+                self._leases.give_back(seat.lease)
             self._fail(simulator, seat, "lost", f"{simulator} is gone: {simulator.gone}")
         self._changed.set()
 

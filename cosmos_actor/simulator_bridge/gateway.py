@@ -22,7 +22,7 @@ class AttachRefused(Exception):
 
 
 class AttachedSimulator:
-    """One simulator's session. One request at a time; each raises SimulatorError, and nothing else, for its failures."""
+    """One simulator's session. One request at a time; its failures are SimulatorError and nothing else."""
 
     def __init__(self, name: str, offer: Attach, link: Link, resume_s: float) -> None:
         self.name, self.offer = name, offer
@@ -30,8 +30,8 @@ class AttachedSimulator:
         self.slots = list(range(offer.envs))
         self.gone = ""
         """Why it is not here any more; empty while it is."""
-        self.leaving = False
-        """It wants no new work."""
+        self.left = False
+        """It went by its own will: what it was doing is nobody's fault."""
         self.doing = "nothing"
         self._link: Optional[Link] = link
         self._resume_s = resume_s
@@ -207,6 +207,7 @@ class Gateway:
         simulator = self._present.get(link.peer.actor)
         if simulator is not None and simulator.link is link:
             self._counts["left"] += 1
+            simulator.left = True
             self._end(simulator, "it left: {}".format(farewell.reason))
 
     def _link_down(self, link: Link, reason: str) -> None:

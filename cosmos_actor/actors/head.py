@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ class Head:
                 entry["heard_s"] = round(link.liveness.silent_s(now), 2)
                 entry["silent_s"] = round(link.liveness.unexcused_s(now), 2)
             found.append(entry)
-        return found
+        return [*found, *(driven for entry in found for driven in driven_members(entry))]
 
     def write_status(self, more: Mapping[str, Any]) -> None:
         """status.json: who is here and how they are, and `more`."""
@@ -251,3 +251,16 @@ class Head:
         self._publishing = None
         self._published_at = asyncio.get_running_loop().time()
         self.bus.publish_state(MEMBERSHIP_TOPIC, self._newest)
+
+
+def driven_members(driver: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Simulators, which have no link to the head: what their driver, an entry of `Head.members`, says of them."""
+    for told in (driver.get("statistics") or {}).get("simulators", []):
+        doing = {"what": told["doing"], "for_s": told["for_s"], "still_s": told["for_s"]}
+        statistics = {"computing": doing} if told["doing"] else {"idle_s": told["for_s"]}
+        yield {
+            "role": told["role"], "actor": told["actor"], "incarnation": told["life"], "address": "",
+            "pid": told["pid"], "python": told["python"], "host": told["host"], "joined": not told["life"],
+            "ready": True, "leaving": False, "state": READY, "progress": told["steps"], "weights_held": "",
+            "busy_label": told["doing"], "busy_seconds": 0.0, "statistics": statistics,
+            "status_s": driver.get("status_s", 0.0), "heard_s": told["silent_s"], "silent_s": told["silent_s"]}

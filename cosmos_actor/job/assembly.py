@@ -50,7 +50,7 @@ def gateway(bus: Bus, settings: RunSettings) -> Gateway | None:
     """Where simulators attach to this actor; None for a role that drives none. To be made before the bus starts."""
     if settings.run.experience != SIMULATOR or bus.identity.role != "rollout":
         return None
-    return Gateway(bus, resume_s=settings.sim.resume_s)
+    return Gateway(bus, resume_s=settings.sim.resume_s, silent_s=settings.sim.silent_s)
 
 
 def weight_source(bus: Bus) -> WeightSource:

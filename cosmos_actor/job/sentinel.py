@@ -22,7 +22,6 @@ from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.wait_graph import graph_of, one_line
 from cosmos_actor.actors.watch import SILENT, Finding, GoesOn, KillStuck, Standstill, Stuck, Watch, sight_of
-from cosmos_actor.simulator_bridge.messages import SIMULATOR
 
 LOOK_S = 0.25
 """Between two looks. Rarer, and what is stuck is not found within 3 s."""
@@ -65,10 +64,10 @@ class Sentinel:
     def mute_role(self, seconds: float) -> str:
         """A role all of whose actors are silent for at least so long, or lost to the run; empty if there is none."""
         silent = self._watch.silent_for(seconds, time.monotonic())
-        members = self._head.registry.membership().members
-        answering = {member.role for member in members if member.actor not in silent}
+        members = self._head.members()
+        answering = {member["role"] for member in members if member["actor"] not in silent}
         running = {child["role"] for child in self._actors() if child["state"] == State.READY.value}
-        return min((running | {member.role for member in members}) - answering, default="")
+        return min((running | {member["role"] for member in members}) - answering, default="")
 
     def facts(self) -> dict[str, Any]:
         """All that `wait_graph.graph_of` wants to know."""
@@ -85,8 +84,8 @@ class Sentinel:
                 "still_s": round(self._watch.still_for_s(time.monotonic()), 2)}
 
     def _actors(self) -> list[dict[str, Any]]:
-        """The children that should be members: all but the process in which this runs, and simulators."""
-        return [child for child in self._children() if child["role"] not in (REGISTRY, SIMULATOR)]
+        """The children that should be members: all but the process in which this runs."""
+        return [child for child in self._children() if child["role"] != REGISTRY]
 
     def _kind(self, actor: str) -> str:
         found = self._watch.stuck.get(actor)

@@ -43,6 +43,8 @@ class ControlRolloutRole(WeightsHolder):
         self.made = asyncio.Event()
         self.someone = asyncio.Event()
         self.one_at_a_time = asyncio.Lock()
+        self.listened_to = False
+        """Whether there is a controller to hear of simulators; it asks first."""
         self.telling: set[asyncio.Task[None]] = set()
         gateway: Gateway = context.simulators
         gateway.admit_by(self._refusal)
@@ -59,6 +61,10 @@ class ControlRolloutRole(WeightsHolder):
     async def describe(self, request: DescribeRequest) -> Description:
         """Raises DeadlineExceeded when nobody attaches in time."""
         gateway: Gateway = self.context.simulators
+        if not self.listened_to:
+            self.listened_to = True
+            for simulator in gateway.present:
+                self._tell_attached(simulator)
         with self.context.waiting("the first simulator to attach", "simulator"):
             try:
                 await asyncio.wait_for(self.someone.wait(), request.deadline_s)
@@ -109,6 +115,10 @@ class ControlRolloutRole(WeightsHolder):
 
     def _attached(self, simulator: AttachedSimulator) -> None:
         self.someone.set()
+        if self.listened_to:
+            self._tell_attached(simulator)
+
+    def _tell_attached(self, simulator: AttachedSimulator) -> None:
         self._tell("attached", {"simulator": simulator.name, "kind": simulator.description.simulator,
                                 "envs": len(simulator.slots), "host": simulator.offer.host,
                                 "pid": simulator.offer.pid, "python": simulator.offer.python})

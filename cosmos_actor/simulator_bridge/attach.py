@@ -79,7 +79,8 @@ async def _serve(options: AttachOptions, session: Any, description: Description,
     pace = Pace()
     embodiment = simulator.embodiment
     offer = Attach(uuid.uuid4().hex, options.envs, description, None if embodiment is None else embodiment.plain(),
-                   socket.gethostname(), os.getpid(), platform.python_version())
+                   socket.gethostname(), os.getpid(), platform.python_version(),
+                   os.environ.get(death.INCARNATION, ""))
     place = Place(address, options.name or "{}-{}-{}".format(SIMULATOR, socket.gethostname(), os.getpid()), keys,
                   options.rejoin_s, options.max_memory_mb << 20)
     server = SimulatorServer(CheckedSession(session, description, options.envs, pace=pace), offer, place, pace, say=say)

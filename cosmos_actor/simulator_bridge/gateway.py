@@ -17,6 +17,10 @@ from .contract import Description, SimulatorError
 from .messages import SIMULATOR, Assignment, Attach, Attached, Detach, Reset, Step, Stepped
 
 
+LOOK_S = 0.5
+"""Between two looks at who is silent."""
+
+
 class AttachRefused(Exception):
     """This simulator may not work for this run. Its text is the line that the simulator's user reads."""
 
@@ -24,15 +28,18 @@ class AttachRefused(Exception):
 class AttachedSimulator:
     """One simulator's session. One request at a time; its failures are SimulatorError and nothing else."""
 
-    def __init__(self, name: str, offer: Attach, link: Link, resume_s: float) -> None:
+    def __init__(self, name: str, offer: Attach, link: Link, resume_s: float, bus_clock: Callable[[], float]) -> None:
         self.name, self.offer = name, offer
+        self._bus_clock = bus_clock
         self.description: Description = offer.description
         self.slots = list(range(offer.envs))
         self.gone = ""
         """Why it is not here any more; empty while it is."""
         self.left = False
         """It went by its own will: what it was doing is nobody's fault."""
-        self.doing = "nothing"
+        self.doing = ""
+        """What it was asked for and has not answered."""
+        self._since = self._cut_off_at = asyncio.get_running_loop().time()
         self._link: Optional[Link] = link
         self._resume_s = resume_s
         self._back = asyncio.Event()
@@ -65,10 +72,25 @@ class AttachedSimulator:
                 "cut_off": self._link is None}
 
     def facts(self) -> Dict[str, Any]:
-        return {"actor": self.name, "life": self.offer.life, "simulator": self.description.simulator,
+        """For whoever looks at the run; times in seconds."""
+        now = asyncio.get_running_loop().time()
+        return {"actor": self.name, "role": SIMULATOR, "life": self.offer.life, "simulator": self.description.simulator,
                 "envs": len(self.slots), "steps": self._counts["steps"], "doing": self.doing,
-                "cut_off": self._link is None, "host": self.offer.host, "pid": self.offer.pid,
-                "python": self.offer.python}
+                "for_s": round(now - self._since, 2), "silent_s": round(self._silent_s(now), 2),
+                "host": self.offer.host, "pid": self.offer.pid, "python": self.offer.python}
+
+    def _silent_s(self, now: float) -> float:
+        if self._link is None:
+            return now - self._cut_off_at
+        return self.unexcused_s()
+
+    def unexcused_s(self) -> float:
+        """Without a word and without a declared pause, over the link that there is."""
+        if self._link is None:
+            return 0.0
+        now = self._bus_clock()
+        self._link.liveness.look(now)
+        return float(self._link.liveness.unexcused_s(now))
 
     # ---- for the gateway
 
@@ -76,6 +98,7 @@ class AttachedSimulator:
         """That link is over; it may come back."""
         if self._link is link:
             self._link = None
+            self._cut_off_at = asyncio.get_running_loop().time()
             self._back.clear()
 
     def come_back(self, link: Link) -> None:
@@ -96,11 +119,11 @@ class AttachedSimulator:
         async with self._turn:
             self._number += 1
             self._counts["requests"] += 1
-            self.doing = what
+            self.doing, self._since = what, asyncio.get_running_loop().time()
             try:
                 stepped = await self._answer(make(self._number), what, asyncio.get_running_loop().time() + deadline_s)
             finally:
-                self.doing = "nothing"
+                self.doing, self._since = "", asyncio.get_running_loop().time()
             self._counts["seconds"] += stepped.seconds
             return stepped
 
@@ -140,9 +163,10 @@ class AttachedSimulator:
 class Gateway:
     """Takes simulators in and tells the driver who is here."""
 
-    def __init__(self, bus: Bus, *, resume_s: float, image_codec: str = "") -> None:
-        """To be made before the bus starts."""
-        self._bus = bus
+    def __init__(self, bus: Bus, *, resume_s: float, silent_s: float, image_codec: str = "") -> None:
+        """To be made before the bus starts. `silent_s`: how long one may give no heartbeat and declare no pause."""
+        self._bus, self._silent_s = bus, silent_s
+        self._looking: Optional[asyncio.TimerHandle] = None
         self._admit: Callable[[str, Attach], Optional[str]] = lambda actor, offer: None
         self._resume_s, self._image_codec = resume_s, image_codec
         self._present: Dict[str, AttachedSimulator] = {}
@@ -197,11 +221,22 @@ class Gateway:
             raise AttachRefused(refusal)
         if known is not None:
             self._end(known, "another process has attached under its name")
-        simulator = AttachedSimulator(link.peer.actor, offer, link, self._resume_s)
+        simulator = AttachedSimulator(link.peer.actor, offer, link, self._resume_s, self._bus.clock.now)
         self._present[simulator.name] = simulator
         self._counts["attached"] += 1
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         asyncio.get_running_loop().call_soon(self._tell, self._attached, simulator)  # it is to hear first that it is in
         return Attached(self._bus.identity.actor, False, self._image_codec)
+
+    def _look(self) -> None:
+        """A process that is stopped keeps its link for long; what it was doing is to go on elsewhere before."""
+        for simulator in self.present:
+            silent_s = simulator.unexcused_s()
+            if silent_s >= self._silent_s:
+                self._counts["lost"] += 1
+                self.dismiss(simulator, "no heartbeat for {:.1f} s".format(silent_s))
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look) if self._present else None
 
     def _detach(self, farewell: Detach, link: Link) -> None:
         simulator = self._present.get(link.peer.actor)

@@ -105,7 +105,7 @@ class Yard:
                  max_wait_s: float = 0.05) -> None:
         self.network = MemoryNetwork()
         self.bus = Bus(Identity(RUN, "rollout", "rollout-0", new_incarnation()), MemoryTransport(self.network), None)
-        self.gateway = Gateway(self.bus, resume_s=resume_s)
+        self.gateway = Gateway(self.bus, resume_s=resume_s, silent_s=5.0)
         self.told: list[dict[str, Any]] = []
         self.rows: list[int] = []
         self.leases = LeaseTable(attempts=attempts, lease_s=60.0)

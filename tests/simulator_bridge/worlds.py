@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,9 @@ from cosmos_actor.simulator_bridge.slots import EachSlot
 TOP, LIMIT = 10, 20
 TROUBLES = (
     "raise in reset", "raise in step", "raise in observe", "exit in step", "panic in step", "wrong shape",
-    "wrong dtype", "wrong name", "no array", "nan", "nan reward", "no reward", "ask", "print", "hang",
+    "wrong dtype", "wrong name", "no array", "nan", "nan reward", "no reward", "ask", "print", "hang", "slow reset",
 )
-HANG_S = 60.0
+HANG_S, SLOW_S = 60.0, 2.5
 
 
 class Panic(BaseException):
@@ -49,6 +50,8 @@ class Counter(Environment):
         self.unit, self.count, self.steps = unit, 0, 0
         if unit.task == "raise in reset":
             raise RuntimeError("no such kitchen")
+        if unit.task == "slow reset":
+            time.sleep(SLOW_S)
 
     def step(self, action: Any) -> tuple[float, bool, bool]:
         self.steps += 1
@@ -68,6 +71,7 @@ class Counter(Environment):
         if task == "print":
             print("\x00\x00 hello, I am a simulator")
         if task == "hang":
+            print("hanging", flush=True)
             time.sleep(HANG_S)
         return {"nan reward": float("nan"), "no reward": None}.get(task, 1.0)
 
@@ -103,10 +107,17 @@ class CounterSimulator(Simulator):
         return EachSlot(self.world, envs)
 
 
-def make(identity: str = "counter", **options: Any) -> Simulator:
+def make(identity: str = "counter", close_file: str = "", **options: Any) -> Simulator:
+    """`close_file` is written when a world is closed."""
+
+    class Leaving(Counter):
+        def close(self) -> None:
+            if close_file:
+                Path(close_file).write_text("closed")
+
     if options:
         raise TypeError(f"a counter has no options, got {sorted(options)}")
-    return CounterSimulator(identity)
+    return CounterSimulator(identity, Leaving)
 
 
 def unit(task: str = "count", seed: int = 0, **more: Any) -> WorkUnit:

@@ -7,7 +7,7 @@ hover title. Colours are CSS variables (`--series-1` …), so that one drawing s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -193,3 +193,10 @@ def _dots(series: Series, x: Scale, y: Scale, x_label: str) -> str:
     return "".join(
         f'<circle class="dot" cx="{x(px)}" cy="{y(py)}" r="4.5"><title>{escape(x_label)} {short(px)} · '
         f"{escape(series.name)} {short(py)}</title></circle>" for px, py in series.points)
+
+
+def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """An HTML table; cells are HTML already."""
+    top = f"<thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>" if head else ""
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'

@@ -139,7 +139,8 @@ def plain_line(record: Record, view: RunView, last_step: int) -> str:
 
 
 FIGURES = (
-    ("reward", "reward/mean", 3), ("loss", "loss/total", 3), ("KL", "kl/reference", 4), ("entropy", "entropy", 3),
+    ("return", "episode/return", 1), ("success", "episode/success", 3), ("reward", "reward/mean", 3),
+    ("loss", "loss/total", 3), ("KL", "kl/reference", 4), ("entropy", "entropy", 3),
     ("tokens/s", "tokens/s", 0), ("staleness", "staleness/max", 0),
 )
 """(word, metric, decimals) of what a step says about itself."""

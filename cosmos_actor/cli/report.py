@@ -6,7 +6,7 @@ No script, no font, no address outside the file. Missing or half-written inputs 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -15,9 +15,12 @@ from typing import Any
 
 from cosmos_actor.actors.json_lines import read_json_lines
 from cosmos_actor.actors.run_directory import RunPaths, write_whole
-from cosmos_actor.cli.charts import Band, Series, line_chart, short
+from cosmos_actor.cli.charts import Band, Series, line_chart, short, table_of
+from cosmos_actor.cli.episodes import episodes_section
 from cosmos_actor.cli.run_view import RunView, duration, number
 
+SFT, UPDATE = "sft", "update"
+"""Phases of a run: supervised steps, and those that learn from rewards."""
 ENDS = 5
 """Steps averaged for "at the start" and "at the end": one step alone is mostly noise."""
 
@@ -33,6 +36,9 @@ class ReportInput:
     settings: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
     balance: Mapping[str, Any] | None = None
+    episodes: Sequence[Mapping[str, Any]] = ()
+    failures: Sequence[Mapping[str, Any]] = ()
+    """Errors of simulators, as events.jsonl has them."""
 
 
 def write_report(run_directory: Path, *, outcome: str = "", ok: bool | None = None) -> Path:
@@ -40,11 +46,14 @@ def write_report(run_directory: Path, *, outcome: str = "", ok: bool | None = No
     paths = RunPaths(run_directory)
     view = RunView()
     view.add_metrics(read_json_lines(paths.metrics, skip_damaged=True))
-    view.add_events(read_json_lines(paths.events, skip_damaged=True))
+    events = read_json_lines(paths.events, skip_damaged=True)
+    view.add_events(events)
     settings, digest = _settings(run_directory)
     write_whole(paths.report, report_page(ReportInput(
         name=str(settings.get("run.name") or paths.root.name), view=view, outcome=outcome, ok=ok,
-        settings=settings, digest=digest, balance=read_balance(paths))))
+        settings=settings, digest=digest, balance=read_balance(paths),
+        episodes=read_json_lines(paths.episodes, skip_damaged=True),
+        failures=[event for event in events if event["event"] == "simulator_failed"])))
     return paths.report
 
 
@@ -74,6 +83,7 @@ def report_page(given: ReportInput) -> str:
     style = (resources.files("cosmos_actor.cli") / "report.css").read_text(encoding="utf-8")
     sections = (
         _section("Outcome", _outcome(given)), _section("Curves", _curves(given.view)),
+        *((_section("Episodes", episodes_section(given.episodes, given.failures)),) if given.episodes else ()),
         _section("Where the time went", _waiting(given.view)), _section("Actors", _actors(given.view)),
         _section("Ledger", _ledger(given.balance)), _section("Settings", _settings_tables(given)),
     )
@@ -134,18 +144,25 @@ class Chart:
     title: str
     y_label: str
     metrics: tuple[tuple[str, str], ...]
-    phase: str = "grpo"
+    phase: str = UPDATE
+    """Which steps: SFT, UPDATE, or all when empty."""
     y_range: tuple[float | None, float | None] = (None, None)
     counts: bool = False
 
 
 CHARTS = (
+    Chart("Return", "mean of the episodes that ended", (("episode/return", "return"),)),
+    Chart("Success", "share of the episodes that ended", (("episode/success", "success"),), y_range=(0.0, 1.0)),
+    Chart("Length of an episode", "steps", (("episode/length", "length"),), y_range=(0.0, None)),
     Chart("Reward", "mean reward per sample", (("reward/mean", "mean"),), y_range=(0.0, 1.0)),
     Chart("Loss of the policy", "loss per token", (("loss/total", "total"), ("loss/policy", "policy term"))),
-    Chart("Loss of the SFT phase", "cross-entropy, nats per token", (("loss/total", "loss"),), phase="sft",
+    Chart("Loss of the value", "squared error", (("loss/value", "value"),), y_range=(0.0, None)),
+    Chart("Explained variance", "of the returns, by the value", (("explained_variance", "share"),)),
+    Chart("Loss of the SFT phase", "cross-entropy, nats per token", (("loss/total", "loss"),), phase=SFT,
           y_range=(0.0, None)),
     Chart("KL to the reference", "nats per token", (("kl/reference", "KL"),), y_range=(0.0, None)),
     Chart("Entropy", "nats per token", (("entropy", "entropy"),), y_range=(0.0, None)),
+    Chart("KL to the policy that acted", "nats per step", (("kl/old", "KL"),), y_range=(0.0, None)),
     Chart("Staleness", "weight versions", (("staleness/max", "max"),), y_range=(0.0, 1.0), counts=True),
     Chart("Throughput", "tokens per second", (("tokens/s", "tokens/s"),), y_range=(0.0, None)),
     Chart("Time of a step", "seconds", (("time/step", "whole step"), ("wait/rollout", "rollout waits"),
@@ -175,12 +192,12 @@ def _figure(chart: Chart, view: RunView) -> str:
 
 
 def _of_phase(view: RunView, metric: str, phase: str) -> list[tuple[float, float]]:
-    steps = {record["step"] for record in view.steps if not phase or record.get("phase", "grpo") == phase}
+    steps = {record["step"] for record in view.steps if not phase or (record.get("phase") == SFT) is (phase == SFT)}
     return [point for point in view.series(metric) if point[0] in steps]
 
 
 def _bands(view: RunView) -> list[Band]:
-    sft = [int(record["step"]) for record in view.steps if record.get("phase") == "sft"]
+    sft = [int(record["step"]) for record in view.steps if record.get("phase") == SFT]
     return [Band(sft[0], sft[-1] + 1, "SFT")] if sft else []
 
 
@@ -211,7 +228,7 @@ def _waiting(view: RunView) -> str:
         label = f"{what} had nothing to do" if kind == "wait" else what.replace("_", " ")
         rows.append((label, duration(seconds), _bar(seconds / total)))
     return ("<p>Seconds summed over all steps, and their share of the steps' wall time. What several actors do side "
-            f"by side is summed over them.</p>{_table(('', 'time', 'share of wall time'), rows)}")
+            f"by side is summed over them.</p>{table_of(('', 'time', 'share of wall time'), rows)}")
 
 
 def _bar(share: float) -> str:
@@ -226,7 +243,7 @@ def _actors(view: RunView) -> str:
              "<br>".join(escape(reason) for reason in actor.reasons) or "–",
              str(actor.pid or "–"), f"<code>{escape(actor.interpreter or '–')}</code>")
             for actor in view.actors.values()]
-    return _table(("actor", "state", "restarts", "why each life ended", "pid", "interpreter"), rows)
+    return table_of(("actor", "state", "restarts", "why each life ended", "pid", "interpreter"), rows)
 
 
 def _ledger(balance: Mapping[str, Any] | None) -> str:
@@ -239,7 +256,7 @@ def _ledger(balance: Mapping[str, Any] | None) -> str:
                "The rows below do not add up to what was dispatched.")
     cells = [(escape(label), f"{count:,}", _bar(count / dispatched) if dispatched else "") for label, count in rows]
     total = ("<b>dispatched</b>", f"<b>{dispatched:,}</b>", "")
-    return f"<p>{verdict}</p>{_table(('state', 'trajectories', 'share'), [*cells, total])}"
+    return f"<p>{verdict}</p>{table_of(('state', 'trajectories', 'share'), [*cells, total])}"
 
 
 def _settings_tables(given: ReportInput) -> str:
@@ -250,7 +267,7 @@ def _settings_tables(given: ReportInput) -> str:
         section, _, name = path.partition(".")
         row = (f"<code>{escape(name)}</code>", f"<code>{escape(_plain(value))}</code>")
         sections.setdefault(section, []).append(row)
-    tables = "".join(f"<div><h3>{escape(name)}</h3>{_table((), rows)}</div>" for name, rows in sections.items())
+    tables = "".join(f"<div><h3>{escape(name)}</h3>{table_of((), rows)}</div>" for name, rows in sections.items())
     return (f"<p>Digest <code>{given.digest[:16]}</code> (of what decides the numbers). The file "
             "<code>config.resolved.toml</code> reloads to the same settings.</p>"
             "<details><summary>All settings</summary>"
@@ -261,10 +278,3 @@ def _plain(value: Any) -> str:
     if value is None:
         return "unset"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML already."""
-    top = f"<thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>" if head else ""
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'

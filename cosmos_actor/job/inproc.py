@@ -22,7 +22,7 @@ from cosmos_actor.actors.role_names import REGISTRY, REGISTRY_ACTOR
 from cosmos_actor.actors.run_directory import RunDirectory
 from cosmos_actor.actors.runtime import ActorRuntime
 from cosmos_actor.actors.worker import InlineWorker
-from cosmos_actor.bus import Bus, Identity, MemoryNetwork, new_incarnation
+from cosmos_actor.bus import Bus, Identity, KeyRing, MemoryNetwork, MemoryTransport, new_incarnation
 from cosmos_actor.job.assembly import PATIENT_S, gateway, inproc_bus, weight_source
 from cosmos_actor.job.controller import build_controller, make_job, run_recipe
 from cosmos_actor.job.job import Job
@@ -30,6 +30,10 @@ from cosmos_actor.job.launch import Observer, Outcome, hang_up
 from cosmos_actor.job.roles import CONTROLLER, build_role
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
+from cosmos_actor.simulator_bridge.inproc import InprocSimulator
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
+from cosmos_actor.simulator_bridge.plugins import SimulatorName
+from cosmos_actor.simulator_bridge.server import Place
 
 CLOSE_DEADLINE_S = 10.0
 
@@ -105,6 +109,7 @@ class InprocCluster:
         self._network = MemoryNetwork()
         self._clock = SystemClock()
         self._runtimes: list[ActorRuntime] = []
+        self._simulators: list[InprocSimulator] = []
         self._head: Head
 
     async def open(self) -> Job:
@@ -113,8 +118,13 @@ class InprocCluster:
         bus = inproc_bus(self._identity(REGISTRY, REGISTRY_ACTOR), self._network, settings)
         self._head = Head(bus, settings.model_dump(mode="json"), settings.run.seed, clock=time.time)
         address = await self._head.start("memory://head")
-        for placed in plan(settings).actors:
-            await self._start(placed.role, placed.actor, address)
+        actors = plan(settings).actors
+        for placed in actors:
+            if placed.role != SIMULATOR:
+                await self._start(placed.role, placed.actor, address)
+        for placed in actors:
+            if placed.role == SIMULATOR:
+                self._attach(placed.actor)
         bus = inproc_bus(self._identity(CONTROLLER, f"{CONTROLLER}-0"), self._network, settings, resolve_bulk=False)
         job = make_job(bus, settings, self._driver, self._directory, self._clock)
         runtime = self._runtime(bus, build_controller)
@@ -125,9 +135,19 @@ class InprocCluster:
         return job
 
     async def close(self) -> None:
+        for simulator in self._simulators:
+            await simulator.close()
         for runtime in reversed(self._runtimes):
             await runtime.close()
         await self._head.bus.close(drain_s=0.1)
+
+    def _attach(self, actor: str) -> None:
+        """One simulator, stepped on this very thread too."""
+        sim = self._settings.sim
+        name = SimulatorName.parse(sim.kind, sim.options)
+        key = KeyRing.load(self._directory.keys / f"{SIMULATOR}.key")
+        self._simulators.append(InprocSimulator(name, sim.envs, Place("memory://rollout-0", actor, key, PATIENT_S),
+                                                lambda: MemoryTransport(self._network)))
 
     async def _start(self, role: str, actor: str, head: str) -> None:
         bus = inproc_bus(self._identity(role, actor), self._network, self._settings)

@@ -16,7 +16,7 @@ from cosmos_actor.recipes.settings import digest
 from tests.cli.conftest import Cli
 from tests.cli.sample_run import make_run
 
-COMMANDS = ["up", "start", "check", "doctor", "status", "why", "dead-letters", "stop", "logs", "version"]
+COMMANDS = ["up", "start", "attach", "check", "doctor", "status", "why", "dead-letters", "stop", "logs", "version"]
 
 
 def test_the_commands_are_these() -> None:
@@ -62,6 +62,10 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
     (["start", "--role", "policy", "--connect", "tcp://h:1"], "only rollout, reward, reference can join"),
     (["start", "--role", "rollout"], "there is no run `latest`"),
     (["start"], "Missing option '--role'"),
+    (["attach", "gymnasium:A", "--connect", "localhost", "--key", "no.key"], "--connect localhost: expected tcp://HOST"),
+    (["attach", "gymnasium:A", "--connect", "tcp://h:1", "--key", "no.key"], "there is no key file no.key"),
+    (["attach", "CartPole-v1", "--connect", "tcp://h:1", "--key", "no.key"], "expected KIND:ID"),
+    (["attach"], "Missing argument 'KIND:ID'"),
     (["doctor", "localhost"], "ADDRESS localhost: expected tcp://HOST:PORT"),
     (["doctor", "tcp://h:1", "--key", "no.key"], "there is no key file no.key"),
     (["doctor", "--run", "nothing"], "there is no run `nothing`"),

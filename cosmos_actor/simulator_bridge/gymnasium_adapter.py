@@ -38,6 +38,8 @@ MAX_ENVS = 1024
 """In one process, one after another: beyond it more processes are quicker."""
 MODULES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "Meta-World/": "metaworld"}
 """How IDs begin that are registered when this module is imported."""
+META_WORLD = "Meta-World/"
+"""It draws its goals when it is made, and one of them before `reset` hears its seed: both are seeded from here."""
 PEELED = ("PassiveEnvChecker", "OrderEnforcing", "TimeLimit")
 """Wrappers of `gymnasium.make` that only cost time here: order, limit and shapes are looked at by `CheckedSession`."""
 
@@ -60,6 +62,8 @@ def make(identity: str, **options: Any) -> Simulator:
     for beginning, module in MODULES.items():
         if identity.startswith(beginning):
             importlib.import_module(module)
+    if META_WORLD in identity:
+        options = {"seed": 0, **options}
     return GymnasiumSimulator(gymnasium, identity, options)
 
 
@@ -81,6 +85,7 @@ class GymnasiumSimulator(Simulator):
             made.close()
             raise
         self._identity, self._version = identity, gymnasium.__version__
+        self._np_random = gymnasium.utils.seeding.np_random
 
     def describe(self) -> Description:
         observations = {part.name: part.spec for part in self._parts}
@@ -98,16 +103,18 @@ class GymnasiumSimulator(Simulator):
 
     def _world(self) -> Environment:
         env, self._first = self._first, None
-        return GymnasiumWorld(peel(self._make_env()) if env is None else env, self._parts, self._convert,
-                              self._frame is not None)
+        env = peel(self._make_env()) if env is None else env
+        seed_choices = self._np_random if META_WORLD in self._identity else None
+        return GymnasiumWorld(env, self._parts, self._convert, self._frame is not None, seed_choices)
 
     def _libraries(self) -> Dict[str, str]:
-        package = str(self._spec.entry_point).partition(":")[0].partition(".")[0]
+        package = self._identity.partition(":")[0] if ":" in self._identity else str(self._spec.entry_point)
+        package = package.partition(":")[0].partition(".")[0].replace("_", "-")
         found = {"gymnasium": self._version, "numpy": np.__version__}
-        for distribution in {package, package.replace("_", "-"), "mujoco"} - {"gymnasium"}:
+        for distribution in (package, *(("mujoco",) if "mujoco" in sys.modules else ())):
             try:
-                found[distribution] = metadata.version(distribution)
-            except metadata.PackageNotFoundError:
+                found.setdefault(distribution, metadata.version(distribution))
+            except (metadata.PackageNotFoundError, ValueError):
                 pass
         return found
 
@@ -115,12 +122,17 @@ class GymnasiumSimulator(Simulator):
 class GymnasiumWorld(Environment):
     """One environment."""
 
-    def __init__(self, env: Any, parts: List[Part], convert: Callable[[Any], Any], renders: bool) -> None:
+    def __init__(self, env: Any, parts: List[Part], convert: Callable[[Any], Any], renders: bool,
+                 seed_choices: Optional[Callable[[int], Any]] = None) -> None:
+        """`seed_choices` makes the generator that wrappers of the environment choose with before it is reset."""
         self._env, self._parts, self._convert, self._renders = env, parts, convert, renders
+        self._seed_choices = seed_choices
         self._seen: Any = None
         self._info: Any = {}
 
     def reset(self, unit: WorkUnit) -> None:
+        if self._seed_choices is not None:
+            self._env.unwrapped.np_random = self._seed_choices(unit.seed)[0]
         self._seen, self._info = self._env.reset(seed=unit.seed)
 
     def step(self, action: Any) -> Tuple[float, bool, bool]:

@@ -1,4 +1,4 @@
-"""The bus from the installed wheel: between two processes, on CPython 3.8 with numpy 1.22, and between Pythons."""
+"""The simulator's side, bus and bridge, from the installed wheel: on CPython 3.8 with numpy 1.22, and between Pythons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import eventually
 PROGRAM = Path(__file__).parent / "programs" / "round_trip.py"
 LONGEST_TEST_S = 900
 RUNS_ON_38 = ("", "bus", "simulator_bridge", "death", "python_versions")
-SUITES_ON_38 = ("tests/bus", "tests/bulk")
+SUITES_ON_38 = ("tests/bus", "tests/bulk", "tests/simulator_bridge")
 NEWER = ("actors", "job", "recipes", "roles", "tasks", "trainer", "weight_plane")
 
 
@@ -117,7 +117,7 @@ def test_the_command_says_so_too(python38: Path, tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(LONGEST_TEST_S)
-def test_the_suites_of_the_bus_pass_on_python38(python38: Path, tmp_path: Path) -> None:
+def test_the_suites_of_the_simulators_side_pass_on_python38(python38: Path, tmp_path: Path) -> None:
     pip_install = [python38, "-m", "pip", "install", "-q", "-c", ROOT / "constraints-py38.txt"]
     run([*pip_install, "pytest", "pytest-timeout", "hypothesis"], cwd=tmp_path, timeout=300)
     for name in SUITES_ON_38:

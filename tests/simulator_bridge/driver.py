@@ -64,9 +64,9 @@ class Driver:
         self.number += 1
         return await self.ask(Reset(self.number, assigned(units), assigned(queue or {})))
 
-    async def step(self, slots: list[int], actions: Any) -> Stepped:
+    async def step(self, slots: list[int], actions: Any, queue: Any = ()) -> Stepped:
         self.number += 1
-        return await self.ask(Step(self.number, np.array(slots, np.int32), np.array(actions)))
+        return await self.ask(Step(self.number, np.array(slots, np.int32), np.array(actions), list(queue)))
 
     async def ask(self, request: Any) -> Stepped:
         return await self.links[-1].call(request, deadline_s=LIMIT_S)

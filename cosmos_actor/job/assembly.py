@@ -20,6 +20,8 @@ from cosmos_actor.weight_plane.subscriber import WeightSubscriber
 
 ASK_DEADLINE_S = 20.0
 """How long an actor tries to reach its head before it gives up and says so."""
+HANG_FACTOR = 1.5
+"""Of a simulator's longest deadline: then its process ends itself, if the call has not ended by itself."""
 PATIENT_S = 1e9
 """Inproc nobody is ever lost: the one thread may sit in a debugger for as long as it likes."""
 
@@ -50,7 +52,9 @@ def gateway(bus: Bus, settings: RunSettings) -> Gateway | None:
     """Where simulators attach to this actor; None for a role that drives none. To be made before the bus starts."""
     if settings.run.experience != SIMULATOR or bus.identity.role != "rollout":
         return None
-    return Gateway(bus, resume_s=settings.sim.resume_s, silent_s=settings.sim.silent_s)
+    longest_s = max(settings.sim.step_s, settings.sim.reset_s)
+    return Gateway(bus, resume_s=settings.sim.resume_s, silent_s=settings.sim.silent_s,
+                   deadline_s=longest_s * HANG_FACTOR if longest_s < PATIENT_S else 0.0)
 
 
 def weight_source(bus: Bus) -> WeightSource:

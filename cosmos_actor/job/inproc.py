@@ -170,4 +170,5 @@ def patient(settings: RunSettings) -> RunSettings:
     run = settings.run.model_copy(update={"deadline_s": PATIENT_S})
     weights = settings.weights.model_copy(update={"deadline_s": PATIENT_S})
     reward = settings.reward.model_copy(update={"deadline_s": PATIENT_S})
-    return settings.model_copy(update={"run": run, "weights": weights, "reward": reward})
+    sim = settings.sim.model_copy(update=dict.fromkeys(("step_s", "reset_s", "silent_s"), PATIENT_S))
+    return settings.model_copy(update={"run": run, "weights": weights, "reward": reward, "sim": sim})

@@ -173,8 +173,8 @@ class SimulatorSection(ProcessSettings):
         5.0, "a simulator whose link is lost may come back for so long and go on where it was", unit="s",
         resumable=True)
     silent_s: Annotated[float, Field(ge=2)] = setting(
-        5.0, "a simulator that gives no heartbeat for so long, and has declared no pause, loses its work to another; it "
-        "may attach again; below 3 a loaded machine is silent", unit="s", resumable=True)
+        5.0, "a simulator that gives no heartbeat for so long, and has declared no pause, loses its work to another; "
+        "it may attach again; below 3 a loaded machine is silent", unit="s", resumable=True)
     attempts: PositiveInt = setting(
         3, "how often a work unit is tried when simulators fail; an error is never a reward", unit="attempts",
         resumable=True)

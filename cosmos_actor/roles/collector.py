@@ -24,7 +24,7 @@ from cosmos_actor.roles.cohort import Cohort, Row, without
 from cosmos_actor.simulator_bridge.contract import SimulatorError, WorkUnit
 from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.leases import Lease, LeaseTable
-from cosmos_actor.simulator_bridge.messages import Assignment, Stepped
+from cosmos_actor.simulator_bridge.messages import Assignment, SlotFailure, Stepped
 
 RENEW_EVERY_S = 1.0
 Noise = Callable[[np.random.Generator, int], np.ndarray]
@@ -280,10 +280,10 @@ class _Running:
                            for at in idle]
             answer = await self._simulator.reset(assignments, deadline_s=self._collector.limits.reset_s,
                                                  queue=self._queue(idle))
+            seats = {seat.slot: seat for seat in self._seats}
             for at, slot in enumerate(answer.slots.tolist()):
-                seat = next(seat for seat in self._seats if seat.slot == slot)
-                seat.observation = {name: column[at] for name, column in answer.observations.items()}
-            self._drop(answer)
+                seats[slot].observation = {name: column[at] for name, column in answer.observations.items()}
+            self._drop(answer.failures)
         if self._seats:
             names = self._seats[0].observation
             self._last = {name: np.stack([seat.observation[name] for seat in self._seats]) for name in names}
@@ -293,16 +293,14 @@ class _Running:
         answer = await self._simulator.step([seat.slot for seat in self._seats], acted.commands[:, None],
                                             deadline_s=self._collector.limits.step_s + self._resets_s(),
                                             queue=self._queue(range(len(self._seats))))
-        row_of = self._last
-        if answer.failures:
-            kept = without([seat.slot for seat in self._seats], [failure.slot for failure in answer.failures])
-            row_of = {name: column[kept] for name, column in self._last.items()}
+        if len(answer.slots) < len(self._seats):
+            kept = self._drop(answer.failures, but=answer.slots.tolist())
             acted = acted.rows(kept)
-            self._cohort.keep(kept)
-            self._drop(answer)
-        self._cohort.add(Row.of(row_of, acted, answer))
+        self._cohort.add(Row.of(self._last, acted, answer))
         self._last = dict(answer.observations)
         self._count(answer)
+        if answer.failures:
+            self._drop(answer.failures)  # an episode ended well, and the next one could not begin
 
     def _resets_s(self) -> float:
         """An episode may end with this step, and the queued one begin."""
@@ -355,12 +353,15 @@ class _Running:
 
         return self._collector.lease(self._simulator, number)
 
-    def _drop(self, answer: Stepped) -> None:
-        """Slots that failed leave the cohort."""
-        texts = {failure.slot: failure for failure in answer.failures}
+    def _drop(self, failures: Sequence[SlotFailure], but: Sequence[int] = ()) -> np.ndarray:
+        """These slots, `but` some, leave the cohort with all that they had; [n] bool of those that stay."""
+        failed = {failure.slot: failure for failure in failures if failure.slot not in but}
+        kept = without([seat.slot for seat in self._seats], list(failed))
         for seat in self._seats:
-            if seat.slot in texts:
-                self._collector.fail(self._simulator, seat, texts[seat.slot].kind, texts[seat.slot].text)
-        kept = [at for at, seat in enumerate(self._seats) if seat.slot not in texts]
-        self._seats = [self._seats[at] for at in kept]
-        self._tasks = [self._tasks[at] for at in kept]
+            if seat.slot in failed:
+                self._collector.fail(self._simulator, seat, failed[seat.slot].kind, failed[seat.slot].text)
+        self._seats = [seat for seat, stays in zip(self._seats, kept, strict=True) if stays]
+        self._tasks = [task for task, stays in zip(self._tasks, kept, strict=True) if stays]
+        self._last = {name: column[kept] for name, column in self._last.items()}
+        self._cohort.keep(kept)
+        return kept

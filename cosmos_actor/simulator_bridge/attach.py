@@ -21,7 +21,7 @@ from cosmos_actor.bus.errors import KeyFileError
 from cosmos_actor.bus.keys import KeyRing
 
 from .checked import CheckedSession
-from .contract import Description, Simulator
+from .contract import Description, SimSession, Simulator
 from .messages import SIMULATOR, Attach
 from .mistakes import Mistake
 from .pace import Pace
@@ -62,18 +62,18 @@ def attach(options: AttachOptions) -> int:
     own_stdio()
     simulator = load(name)
     description = described(simulator, str(name), options.envs)
-    session = simulator.open(options.envs)
+    session = opened(simulator, str(name), options.envs)
     code = 1
     try:
         code = asyncio.run(_serve(options, session, description, simulator, address, keys))
     finally:
         _end_anyway(code)
-        session.close()
+        _close(session)
     return code
 
 
-async def _serve(options: AttachOptions, session: Any, description: Description, simulator: Simulator, address: str,
-                 keys: KeyRing) -> int:
+async def _serve(options: AttachOptions, session: SimSession, description: Description, simulator: Simulator,
+                 address: str, keys: KeyRing) -> int:
     from .server import Ending, Place, SimulatorServer
 
     pace = Pace()
@@ -98,6 +98,14 @@ async def _serve(options: AttachOptions, session: Any, description: Description,
     return ending.code
 
 
+def _close(session: SimSession) -> None:
+    """What goes wrong now is told, and changes nothing of how it ended."""
+    try:
+        session.close()
+    except Exception as error:
+        say("closing it raised {}: {}".format(type(error).__name__, error))
+
+
 def described(simulator: Simulator, name: str, envs: int) -> Description:
     """What it says of itself, under the name by which it was asked for. Raises Mistake."""
     description = simulator.describe()
@@ -105,6 +113,15 @@ def described(simulator: Simulator, name: str, envs: int) -> Description:
         raise Mistake("--envs {}: {} has 1 to {} in one process".format(envs, name, description.max_envs))
     embodiment = simulator.embodiment
     return replace(description, simulator=name, embodiment="" if embodiment is None else embodiment.digest)
+
+
+def opened(simulator: Simulator, name: str, envs: int) -> SimSession:
+    """Raises Mistake: no display, no licence, no memory for so many."""
+    try:
+        return simulator.open(envs)
+    except Exception as error:
+        raise Mistake("{} can not open {} environments: {}: {}".format(
+            name, envs, type(error).__name__, error)) from error
 
 
 def valid_address(text: str) -> str:

@@ -16,7 +16,6 @@ from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Link, LinkClosed, 
 from .contract import Description, SimulatorError
 from .messages import SIMULATOR, Assignment, Attach, Attached, Detach, Reset, Step, Stepped
 
-
 LOOK_S = 0.5
 """Between two looks at who is silent."""
 
@@ -163,12 +162,13 @@ class AttachedSimulator:
 class Gateway:
     """Takes simulators in and tells the driver who is here."""
 
-    def __init__(self, bus: Bus, *, resume_s: float, silent_s: float, image_codec: str = "") -> None:
-        """To be made before the bus starts. `silent_s`: how long one may give no heartbeat and declare no pause."""
+    def __init__(self, bus: Bus, *, resume_s: float, silent_s: float, deadline_s: float = 0.0) -> None:
+        """To be made before the bus starts. `silent_s`: how long one may give no heartbeat and declare no pause;
+        `deadline_s`: see Attached."""
         self._bus, self._silent_s = bus, silent_s
         self._looking: Optional[asyncio.TimerHandle] = None
         self._admit: Callable[[str, Attach], Optional[str]] = lambda actor, offer: None
-        self._resume_s, self._image_codec = resume_s, image_codec
+        self._resume_s, self._deadline_s = resume_s, deadline_s
         self._present: Dict[str, AttachedSimulator] = {}
         self._attached: List[Callable[[AttachedSimulator], None]] = []
         self._gone: List[Callable[[AttachedSimulator], None]] = []
@@ -214,7 +214,7 @@ class Gateway:
         if known is not None and known.offer.session == offer.session:
             known.come_back(link)
             self._counts["resumed"] += 1
-            return Attached(self._bus.identity.actor, True, self._image_codec)
+            return Attached(self._bus.identity.actor, True, self._deadline_s)
         refusal = self._admit(link.peer.actor, offer)
         if refusal:
             self._counts["refused"] += 1
@@ -227,7 +227,7 @@ class Gateway:
         if self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         asyncio.get_running_loop().call_soon(self._tell, self._attached, simulator)  # it is to hear first that it is in
-        return Attached(self._bus.identity.actor, False, self._image_codec)
+        return Attached(self._bus.identity.actor, False, self._deadline_s)
 
     def _look(self) -> None:
         """A process that is stopped keeps its link for long; what it was doing is to go on elsewhere before."""

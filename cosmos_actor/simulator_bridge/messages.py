@@ -46,8 +46,9 @@ class Attached:
     driver: str
     resumed: bool
     """Its slots are as they were: what they were doing goes on."""
-    image_codec: str = ""
-    """How uint8 images are to be packed: "" (raw) or "zlib"."""
+    deadline_s: float = 0.0
+    """A process whose calls of the simulator take longer ends itself, with the stacks of all threads in its log; 0:
+    never."""
 
 
 @schema("sim_detach", version=1)
@@ -106,7 +107,10 @@ class SlotFailure:
 @schema("sim_stepped", version=1)
 @dataclass(frozen=True)
 class Stepped:
-    """What the n slots of the request see and got, in its order but without the slots that failed."""
+    """What the n slots of the request see and got, in its order, without the slots that failed before the chunk's end.
+
+    A slot whose episode ended and whose queued unit could not begin is in `slots`, in `ended` and in `failures`.
+    """
 
     number: int
     slots: Array = array("int32", "n")

@@ -10,6 +10,7 @@ Requests are executed by the event loop's own thread, one at a time, so all call
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import time
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ ANSWER_S = 20.0
 PAUSE_S = 0.5
 """Between a life that ended and the next one."""
 DETACH_S = 2.0
+WATCH_EVERY_S = 1.0
+"""Between two words of the loop that it turns."""
 MEMORY_EVERY_S = 1.0
 """Between two looks at the process's memory; a look costs as much as a step of a small simulator."""
 MESSAGE_BYTES = 32 << 20
@@ -92,12 +95,19 @@ class SimulatorServer:
         self._bus: Optional[Bus] = None
         self._asked: Optional[Ending] = None
         self._looked = 0.0
+        self._watching: Optional[asyncio.TimerHandle] = None
         self.lives = 0
         pace.declare = self._declare
 
     async def run(self) -> Ending:
         """Serve, through as many lives as it takes."""
         self._loop = asyncio.get_running_loop()
+        try:
+            return await self._live()
+        finally:
+            self._watch(0.0)
+
+    async def _live(self) -> Ending:
         self._leaving = asyncio.Event()
         until = self._loop.time() + self._place.rejoin_s
         reason, told = "", False
@@ -178,9 +188,23 @@ class SimulatorServer:
         if not attached.resumed:
             self._session.forget()
         self.lives += 1
+        self._watch(attached.deadline_s)
         self._say("{}: {} to {} at {}, {} slots of {}".format(
             self._place.name, "back" if attached.resumed else "attached", link.peer.actor, self._place.address,
             self._offer.envs, self._offer.description.simulator))
+
+    def _watch(self, deadline_s: float) -> None:
+        """From now on a loop that does not turn for so long ends the process, also where the interpreter is locked.
+
+        A simulator that hangs is of no use to anybody, and whoever started it can start another.
+        """
+        if self._watching is not None:
+            self._watching.cancel()
+        if deadline_s <= 0:
+            faulthandler.cancel_dump_traceback_later()
+            return
+        faulthandler.dump_traceback_later(deadline_s, exit=True)
+        self._watching = self._loop.call_later(min(WATCH_EVERY_S, deadline_s / 4), self._watch, deadline_s)
 
     def _fits(self, link: Link) -> None:
         """Arrays of any size go to a driver of this host. To another host all slots' observations are one message."""

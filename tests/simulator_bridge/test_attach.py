@@ -97,6 +97,18 @@ def test_a_slow_reset_is_not_taken_for_a_lost_simulator(keys: Keys, popen: Popen
     scenario(keys, play, limits=Limits(heartbeat_interval_s=0.2, lost_after_s=SLOW_S / 2))
 
 
+def test_what_goes_wrong_when_its_worlds_are_closed_is_told_and_no_more(keys: Keys, popen: Popen) -> None:
+    async def play(driver: Driver, address: str) -> None:
+        process = attach(popen, *to(address, keys["simulator"], "--option", "close_file=/nowhere/at/all"))
+        await driver.attached()
+        await driver.bus.close()
+        code, _, err = await until_ended(process)
+        assert code == 0
+        assert "closing it raised FileNotFoundError" in err
+
+    scenario(keys, play)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_it_leave(number: signal.Signals, keys: Keys, popen: Popen, tmp_path: Path) -> None:
     async def play(driver: Driver, address: str) -> None:
@@ -153,6 +165,8 @@ def only_error(text: str) -> str:
 @pytest.mark.parametrize(("words", "said"), [
     (["python:tests.simulator_bridge.nowhere:make"], "there is no module tests.simulator_bridge.nowhere in "),
     (["python:tests.simulator_bridge.worlds:make", "--option", "speed=2"], "a counter has no options, got ['speed']"),
+    (["python:tests.simulator_bridge.worlds:make:absent", "--envs", "2"],
+     "make:absent can not open 2 environments: RuntimeError: no display here"),
     (["gymnasum:CartPole-v1"], "did you mean `gymnasium`?"),
     (["gymnasium"], "expected KIND:ID, such as gymnasium:CartPole-v1"),
     ([WORLDS, "--envs", "9"], "--envs 9: " + WORLDS + " has 1 to 8 in one process"),

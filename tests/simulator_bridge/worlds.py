@@ -115,6 +115,12 @@ def make(identity: str = "counter", close_file: str = "", **options: Any) -> Sim
             if close_file:
                 Path(close_file).write_text("closed")
 
+    class Absent(Counter):
+        def __init__(self) -> None:
+            raise RuntimeError("no display\nhere")
+
+    if identity == "absent":
+        return CounterSimulator(identity, Absent)
     if options:
         raise TypeError(f"a counter has no options, got {sorted(options)}")
     return CounterSimulator(identity, Leaving)

@@ -1,4 +1,4 @@
-"""The simulator's side, bus and bridge, from the wheel: on CPython 3.8 with numpy 1.22, and between Pythons."""
+"""The simulator's side, bus and bridge, from the installed wheel: on CPython 3.8 with numpy 1.22 and on others."""
 
 from __future__ import annotations
 

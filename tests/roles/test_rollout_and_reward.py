@@ -79,7 +79,7 @@ def test_a_rollout_without_the_weights_it_was_told_of_says_that_it_is_the_one_th
         role = RolloutRole(context(worker))
         role.taken, role.announced = asyncio.Event(), announced and Version("run", 0, announced)
         role.held = held and WeightsHeld(Version("run", 0, held), "")
-        await role._wait_for_version(Version("run", 0, 3).ordinal, 0.05)
+        await role.wait_for_version(3, Version("run", 0, 3).ordinal, 0.05)
 
     with pytest.raises(BusError, match=r"waited 0\.05 s for newer weights, holds") as raised:
         asyncio.run(run())

@@ -207,7 +207,7 @@ class ControlTrainer:
         distance = (surrogate.ratio - 1.0).abs()
         names = ("loss/total", "loss/policy", "loss/value", "entropy", "kl/old", "clip/fraction", "ratio/first",
                  "grad_norm")
-        values = (loss, policy_loss, critic, entropy, kl_estimate(o, x, "k3").mean(),
+        values = (loss, policy_loss, critic, entropy, kl_estimate(o, x.detach(), "k3").mean(),
                   (distance > ppo.clip).float().mean(), distance.max(), norm)
         return dict(zip(names, torch.stack([value.detach() for value in values]).tolist(), strict=True))
 

@@ -179,12 +179,21 @@ def only_error(text: str) -> str:
     ([WORLDS, "--key", "README.md"], "README.md"),
 ])
 def test_a_mistake_is_one_line_and_exit_code_2(words: list[str], said: str, keys: Keys, popen: Popen) -> None:
-    begun = time.monotonic()
     usual = ["--connect", "tcp://127.0.0.1:1", "--key", str(keys["simulator"])]
-    code, out, err = ended(attach(popen, *usual, *words))
+    code, out, err = ended(attach(popen, *usual, *words), within_s=30.0)
     assert (code, out) == (2, "")
     assert said in only_error(err)
+
+
+def test_an_import_that_fails_is_told_within_5_s(keys: Keys, popen: Popen, tmp_path: Path) -> None:
+    (tmp_path / "broken_world.py").write_text("import libGL_of_tomorrow\n")
+    begun = time.monotonic()
+    process = attach(popen, "python:broken_world:make", "--connect", "tcp://127.0.0.1:1", "--key",
+                     str(keys["simulator"]), PYTHONPATH=os.pathsep.join([str(ROOT), str(tmp_path)]))
+    code, _, err = ended(process)
     assert time.monotonic() - begun < TOLD_WITHIN_S
+    assert code == 2
+    assert "there is no module libGL_of_tomorrow in " in only_error(err)
 
 
 def test_the_key_of_another_role_is_named(keys: Keys, popen: Popen) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cosmos_actor.roles.control_forward import make_forward
+from cosmos_actor.roles.control_forward import NumpyForward, make_forward
 from cosmos_actor.roles.engine import HeldWeights
 from cosmos_actor.roles.newer_weights import load_newer
 from cosmos_actor.simulator_bridge.contract import DISCRETE, ActionSpec, ArraySpec
@@ -34,6 +34,8 @@ class ControlEngine:
         self.model.eval().requires_grad_(False)
         self._threads = settings.threads
         self._forward = make_forward(self.model)
+        self.quick = isinstance(self._forward, NumpyForward)
+        """Whether an act takes so short that it need not leave the thread that asks."""
         self._read_log_std()
         self._counts = {"acts": 0.0, "rows": 0.0, "seconds": 0.0, "swaps": 0.0}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from cosmos_actor.simulator_bridge.contract import Description
 from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.leases import LeaseTable
 from cosmos_actor.simulator_bridge.messages import Attach
+from cosmos_actor.weight_plane.manifest import Manifest
+from cosmos_actor.weight_plane.swap import WeightsHeld
 
 
 class ControlRolloutRole(WeightsHolder):
@@ -43,6 +46,7 @@ class ControlRolloutRole(WeightsHolder):
         self.made = asyncio.Event()
         self.someone = asyncio.Event()
         self.one_at_a_time = asyncio.Lock()
+        self.swapping = threading.Lock()
         self.listened_to = False
         """Whether there is a controller to hear of simulators; it asks first."""
         self.telling: set[asyncio.Task[None]] = set()
@@ -166,13 +170,21 @@ class ControlRolloutRole(WeightsHolder):
                         written_by={"values": writer, "bootstrap": writer}, **columns)
 
     async def _act(self, observations: Observations, noise: np.ndarray) -> Acted:
+        if self.engine.quick:  # the way to the worker and back would take longer
+            self.context.tick()
+            return self._acted(observations, noise)
         return await self.context.compute("act", self._acted, observations, noise)  # type: ignore[no-any-return]
 
     def _acted(self, observations: Observations, noise: np.ndarray) -> Acted:
-        """In the worker, where weights are swapped too: the version is the one that chose."""
-        assert self.held is not None
-        actions, logprobs, values = self.engine.act(observations, noise)
-        return Acted(actions, logprobs, values, self.held.version.step, self.engine.commands(actions))
+        """The version is the one that chose: nothing is swapped meanwhile."""
+        with self.swapping:
+            assert self.held is not None
+            actions, logprobs, values = self.engine.act(observations, noise)
+            return Acted(actions, logprobs, values, self.held.version.step, self.engine.commands(actions))
+
+    def _swap(self, manifest: Manifest, tensors: Mapping[str, np.ndarray]) -> WeightsHeld:
+        with self.swapping:
+            return super()._swap(manifest, tensors)
 
 
 def difference(ours: Description, theirs: Description) -> str | None:

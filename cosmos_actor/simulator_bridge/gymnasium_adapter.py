@@ -195,8 +195,8 @@ def action_of(space: Any) -> Tuple[ActionSpec, Callable[[Any], Any]]:
     """(what it is for the driver, how such an action becomes the environment's). Raises Mistake."""
     kind = type(space).__name__
     if kind == "Discrete":
-        start = int(space.start)
-        return ActionSpec(DISCRETE, n=int(space.n)), (lambda action: action + start) if start else _as_it_is
+        start, scalar = int(space.start), np.dtype(space.dtype).type  # what an environment looks at longest is an int
+        return ActionSpec(DISCRETE, n=int(space.n)), lambda action: scalar(action + start)
     if kind != "Box" or np.dtype(space.dtype).kind != "f":
         raise Mistake("action space {} is not supported: it is to be Discrete, or a Box of floats".format(space))
     low, high = (_bound(bound) for bound in (space.low, space.high))

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "contract"
 LETTERS = {"work": "W", "call": "C", "event": "E", "state": "S", "peers": "P", "bytes": "B", "ends": "Z",
-           "registry": "R", "faults": "F"}
+           "registry": "R", "faults": "F", "simulators": "M"}
 
 
 @pytest.mark.skipif(not PAGES.exists(), reason="the docs are not beside these tests")

@@ -22,6 +22,7 @@ from cosmos_actor.recipes.resolved import resolved_text
 from cosmos_actor.recipes.settings import digest
 from tests.cli.conftest import Cli
 from tests.cli.sample_run import append_line, make_run
+from tests.waiting import eventually
 
 RECIPE = resolve("grpo-arithmetic")
 LAST_STEP = RECIPE.policy.sft_steps + RECIPE.run.steps
@@ -106,7 +107,7 @@ def test_a_process_with_a_mark_is_known_by_it_whatever_the_clock_says() -> None:
     marked = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
                               env={**os.environ, death.INCARNATION: "1-aa"})
     try:
-        assert is_alive(marked.pid, 0.0, "1-aa")
+        eventually(lambda: is_alive(marked.pid, 0.0, "1-aa"), "its environment in /proc", within_s=10.0)
         assert not is_alive(marked.pid, time.time(), "2-bb")
     finally:
         marked.kill()

@@ -133,7 +133,7 @@ class CollectTask:
     steps: int
     """S"""
     first_unit: int
-    """Episodes that begin in it are units `first_unit`, `first_unit` + 1, … of the source."""
+    """Episodes that begin in a request are units of the source from the smallest `first_unit` of its tasks on."""
     seed: int
     """Of the noise that its actions are drawn with."""
     samples: int = 1

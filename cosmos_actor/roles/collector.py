@@ -73,7 +73,7 @@ class Collector:
         self._noise, self._limits, self._clock, self._tell = noise, limits, clock, tell
         self._seats: dict[AttachedSimulator, list[Seat]] = {}
         self._changed = asyncio.Event()
-        self._prefix, self._units = prefix, 0
+        self._prefix, self._units, self._number = prefix, 0, 0
         self._given_up = 0
         self._unreported: list[dict[str, Any]] = []
         """Episodes that ended in fragments which were thrown away later."""
@@ -88,6 +88,7 @@ class Collector:
         Waits for simulators as long as it takes. Raises SimulatorsFail when too many units had to be given up.
         """
         self._given_up = 0
+        self._number = max(self._number, min((task.first_unit for task in tasks), default=0))
         pending, done = deque(tasks), {}
         running: dict[asyncio.Task[list[CollectTask]], AttachedSimulator] = {}
         try:
@@ -179,11 +180,12 @@ class Collector:
         done.update(finished)
         return [task for task in tasks if task.group_id not in finished]
 
-    def lease(self, simulator: AttachedSimulator, number: Callable[[], int]) -> Lease:
-        """A unit that failed elsewhere, or the next new one."""
+    def lease(self, simulator: AttachedSimulator) -> Lease:
+        """A unit that failed elsewhere, or the next new one. Numbers only grow: no unit is begun under two names."""
         if not self._leases.waiting:
             self._units += 1
-            self._leases.add(replace(self._source(number()), unit_id=f"{self._prefix}.{self._units}"))
+            self._leases.add(replace(self._source(self._number), unit_id=f"{self._prefix}.{self._units}"))
+            self._number += 1
         lease = self._leases.take(simulator.name, self._clock())
         assert lease is not None
         return lease
@@ -238,7 +240,6 @@ class _Running:
         self._steps = tasks[0].steps
         self._cohort = Cohort()
         self._generator = np.random.default_rng([task.seed for task in tasks])
-        self._begun = {task.group_id: 0 for task in tasks}
         self._episodes: dict[str, list[dict[str, Any]]] = {task.group_id: [] for task in tasks}
         self._last: dict[str, np.ndarray] = {}
         self._renewed = collector.clock()
@@ -274,7 +275,7 @@ class _Running:
         """Slots that are in no episode begin one; the others go on where they were."""
         idle = [at for at, seat in enumerate(self._seats) if seat.lease is None]
         for at in idle:
-            self._seats[at].begin(self._lease(at))
+            self._seats[at].begin(self._collector.lease(self._simulator))
         if idle:
             assignments = [Assignment(self._seats[at].slot, self._seats[at].lease.unit)  # type: ignore[union-attr]
                            for at in idle]
@@ -340,18 +341,9 @@ class _Running:
         for at in rows:
             seat = self._seats[at]
             if seat.queued is None:
-                seat.queued = self._lease(at)
+                seat.queued = self._collector.lease(self._simulator)
                 queue.append(Assignment(seat.slot, seat.queued.unit))
         return queue
-
-    def _lease(self, at: int) -> Lease:
-        task = self._tasks[at]
-
-        def number() -> int:
-            self._begun[task.group_id] += 1
-            return task.first_unit + self._begun[task.group_id] - 1
-
-        return self._collector.lease(self._simulator, number)
 
     def _drop(self, failures: Sequence[SlotFailure], but: Sequence[int] = ()) -> np.ndarray:
         """These slots, `but` some, leave the cohort with all that they had; [n] bool of those that stay."""

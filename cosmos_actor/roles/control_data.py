@@ -8,8 +8,9 @@ from cosmos_actor.actors.fragment import CollectTask
 from cosmos_actor.actors.role import Role, handles
 from cosmos_actor.roles.messages import Tasks, TasksRequest
 
-UNITS_A_FRAGMENT = 1 << 20
-"""Numbers of units that one fragment may begin; an episode is at least one step long."""
+UNITS_A_FRAGMENT, FRAGMENTS_A_LIFE, LIVES = 1 << 12, 1 << 36, 1 << 15
+"""Numbers of units that one fragment begins on average at most, of fragments in one life of the job, and of lives
+before numbers come again: together 63 bits."""
 
 
 class ControlDataRole(Role):
@@ -28,5 +29,11 @@ class ControlDataRole(Role):
         key = f"{settings.run.seed}/{request.split}/{request.step}/{place}".encode()
         return CollectTask(
             group_id=group_id, attempt=request.attempt, steps=settings.sim.fragment_steps,
-            first_unit=(request.step * request.prompts + place) * UNITS_A_FRAGMENT,
+            first_unit=self._first_unit(request, place),
             seed=int.from_bytes(hashlib.sha256(key).digest()[:8], "little") >> 1)
+
+    @staticmethod
+    def _first_unit(request: TasksRequest, place: int) -> int:
+        """Grows with the life of the job and the step: what a life that was rolled back has begun is not begun anew."""
+        fragment = request.attempt % LIVES * FRAGMENTS_A_LIFE + request.step * request.prompts + place
+        return fragment * UNITS_A_FRAGMENT

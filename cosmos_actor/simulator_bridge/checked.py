@@ -23,8 +23,19 @@ from .checks import (
     no_observations,
     not_finite,
 )
-from .contract import BY_SEED, Description, Outcome, SimSession, SimulatorError, SlotErrors, WorkUnit
-from .messages import Assignment, Reset, SlotFailure, Step, Stepped
+from .contract import BY_SEED, UNKNOWN, Description, Outcome, SimSession, SimulatorError, SlotErrors, WorkUnit
+from .messages import (
+    SLOT,
+    STEPS,
+    SUCCEEDED,
+    TERMINATED,
+    TRUNCATED,
+    Assignment,
+    Reset,
+    SlotFailure,
+    Step,
+    Stepped,
+)
 from .pace import Pace
 from .slots import ENDS
 
@@ -34,8 +45,14 @@ NO_LIMIT = 2**62
 LONGEST_TEXT = 500
 """Characters of a failure's line: some simulators put a whole model file into their errors."""
 
+KEPT_ANSWERS = 4
+"""Twice what a driver has under way: each may be asked for again over the next link, in any order."""
+
 EVERY = slice(None)
 """Instead of the numbers of all rows: a view of an array costs a tenth of a selection from it."""
+
+NEW_ROW = np.zeros(5, np.int32)
+NEW_ROW[SUCCEEDED] = UNKNOWN
 
 Failures = Dict[int, SimulatorError]
 """Slot -> what became of its unit."""
@@ -61,18 +78,27 @@ class CheckedSession:
         self._queued: Dict[int, WorkUnit] = {}
         self._steps = np.zeros(self._envs, np.int64)
         self._limits = np.full(self._envs, NO_LIMIT, np.int64)
-        self._last: Optional[Stepped] = None
+        self._answers: Dict[int, Stepped] = {}
+        """The last few, by number."""
+        self._forgotten = 0
+        """No answer up to this number is there any more."""
 
     def answer(self, request: Union[Reset, Step]) -> Stepped:
-        """Its answer: the same one if this request was answered last. Raises BadRequest, and has done nothing then."""
-        if self._last is not None and request.number <= self._last.number:
-            if request.number == self._last.number:
-                return self._last
-            raise BadRequest("request {} is older than the last one, {}".format(request.number, self._last.number))
+        """Its answer: the same one if this request was answered. Raises BadRequest, and has done nothing then."""
+        number = request.number
+        known = self._answers.get(number)
+        if known is not None:
+            return known
+        if number <= self._forgotten:
+            raise BadRequest("request {} is older than the last ones, {}".format(number, sorted(self._answers)))
         begun = self._clock()
         chunk = self._reset(request) if isinstance(request, Reset) else self._step(request)
-        self._last = self._stepped(request.number, chunk, begun)
-        return self._last
+        stepped = self._answers[number] = self._stepped(number, chunk, begun)
+        if len(self._answers) > KEPT_ANSWERS:
+            oldest = min(self._answers)
+            self._forgotten = max(oldest, self._forgotten)
+            del self._answers[oldest]
+        return stepped
 
     # ---- requests
 
@@ -117,19 +143,16 @@ class CheckedSession:
     def _stepped(self, number: int, chunk: _Chunk, begun: float) -> Stepped:
         """Look where the chunk ended, begin what is queued there, and put the answer together."""
         slots, observations, failures = self._observe(chunk.not_failed())
-        chunk.failures.update(failures)
-        rows: Any = EVERY if len(slots) == len(chunk.slots) else [chunk.row_of[slot] for slot in slots]
-        over = np.flatnonzero((chunk.terminated | chunk.truncated)[rows])
-        ended = [slots[index] for index in over]
-        final = {name: array[over] for name, array in observations.items()}
-        if ended:
-            chunk.failures.update(self._go_on(ended, over, observations))
+        if failures:
+            chunk.failures.update(failures)
+        rewards, rows, intermediate = chunk.of(slots)
+        over = np.flatnonzero(rows[:, TERMINATED] | rows[:, TRUNCATED])
+        final: Dict[str, np.ndarray] = {}
+        if over.size:
+            final = {name: array[over] for name, array in observations.items()}
+            chunk.failures.update(self._go_on([slots[index] for index in over], over, observations))
         failed = [SlotFailure(slot, error.kind, error.text) for slot, error in sorted(chunk.failures.items())]
-        return Stepped(
-            number, np.array(slots, np.int32), observations, chunk.rewards[rows], chunk.steps[rows],
-            chunk.terminated[rows].astype(np.uint8), chunk.truncated[rows].astype(np.uint8), chunk.success[rows],
-            np.array(ended, np.int32), final, {name: array[rows] for name, array in chunk.intermediate.items()},
-            failed, self._clock() - begun)
+        return Stepped(number, observations, rewards, rows, final, intermediate, failed, self._clock() - begun)
 
     def _go_on(self, ended: List[int], over: np.ndarray, observations: Dict[str, np.ndarray]) -> Failures:
         """Begin what is queued for slots whose episode ended; their first observations take the last ones' places."""
@@ -198,8 +221,9 @@ class CheckedSession:
             for index in np.flatnonzero(~finite):
                 text = "the reward is {}".format(outcome.rewards[index])
                 errors.setdefault(slots[index], SimulatorError("not_finite", text))
-        steps = self._steps[slots] = self._steps[slots] + 1
-        spent = (steps >= self._limits[slots]) & ~outcome.terminated
+        where: Any = chunk.where if rows is EVERY else slots
+        self._steps[where] += 1
+        spent = (self._steps[where] >= self._limits[where]) & ~outcome.terminated
         chunk.note(rows, k, outcome._replace(truncated=outcome.truncated | spent))
         if errors:
             self._fail(chunk, {slot: self._failure("step", error, slot) for slot, error in errors.items()})
@@ -217,8 +241,9 @@ class CheckedSession:
 
     def _look_between(self, chunk: _Chunk, k: int) -> None:
         seen, observations, failures = self._observe([chunk.slots[row] for row in chunk.running])
+        row_of = chunk.row_of
         for name, array in observations.items():
-            chunk.intermediate[name][[chunk.row_of[slot] for slot in seen], k] = array
+            chunk.intermediate[name][[row_of[slot] for slot in seen], k] = array
         self._fail(chunk, failures)
 
     def _observe(self, slots: List[int]) -> Tuple[List[int], Dict[str, np.ndarray], Failures]:
@@ -294,24 +319,29 @@ class _Chunk:
     def __init__(self, slots: List[int], K: int) -> None:
         n = len(slots)
         self.slots, self.K = slots, K
-        self.row_of = {slot: row for row, slot in enumerate(slots)}
+        self.where = in_a_row(slots)
         self.running = np.arange(n)
         """Rows whose episode goes on."""
         self.rewards = np.zeros((n, K), np.float32)
-        self.steps = np.zeros(n, np.int32)
-        self.terminated, self.truncated = np.zeros(n, bool), np.zeros(n, bool)
-        self.success = np.full(n, -1, np.int8)
+        self.rows = np.empty((n, len(NEW_ROW)), np.int32)
+        """See `Stepped.rows`."""
+        self.rows[:] = NEW_ROW
+        self.rows[:, SLOT] = slots
         self.intermediate: Dict[str, np.ndarray] = {}
         self.failures: Failures = {}
+
+    @property
+    def row_of(self) -> Dict[int, int]:
+        return {slot: row for row, slot in enumerate(self.slots)}
 
     def note(self, rows: Any, k: int, outcome: Outcome) -> None:
         """What action k of these rows, all that run, did."""
         self.rewards[rows, k] = outcome.rewards
-        self.steps[rows] += 1
-        self.terminated[rows], self.truncated[rows] = outcome.terminated, outcome.truncated
-        self.success[rows] = outcome.success
+        self.rows[rows, STEPS] += 1
+        self.rows[rows, SUCCEEDED] = outcome.success
         over = outcome.terminated | outcome.truncated
         if over.any():
+            self.rows[rows, TERMINATED], self.rows[rows, TRUNCATED] = outcome.terminated, outcome.truncated
             self.running = self.running[~over]
 
     def fail(self, failures: Failures) -> None:
@@ -322,3 +352,18 @@ class _Chunk:
         if not self.failures:
             return self.slots
         return [slot for slot in self.slots if slot not in self.failures]
+
+    def of(self, slots: List[int]) -> Tuple[np.ndarray, np.ndarray, Dict[str, np.ndarray]]:
+        """(rewards, rows, intermediate) of these slots, in the order of the request."""
+        if len(slots) == len(self.slots):
+            return self.rewards, self.rows, self.intermediate
+        row_of = self.row_of
+        kept = [row_of[slot] for slot in slots]
+        return self.rewards[kept], self.rows[kept], {name: array[kept] for name, array in self.intermediate.items()}
+
+
+def in_a_row(slots: List[int]) -> Union[slice, List[int]]:
+    """What selects these slots of all: a slice where they are neighbours, which costs a tenth."""
+    if slots and slots == list(range(slots[0], slots[0] + len(slots))):
+        return slice(slots[0], slots[0] + len(slots))
+    return slots

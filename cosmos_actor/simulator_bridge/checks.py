@@ -36,10 +36,11 @@ def checked_actions(actions: np.ndarray, spec: ActionSpec, n: int) -> np.ndarray
     if spec.kind == DISCRETE:
         if actions.dtype.kind not in "iu":
             raise BadRequest("actions are {}, this simulator takes whole numbers".format(actions.dtype))
-        if actions.size and not (0 <= int(actions.min()) and int(actions.max()) < spec.n):
+        plain = actions.astype(np.int64)
+        if actions.size and int(plain.view(np.uint64).max()) >= spec.n:  # a negative one is large as well
             raise BadRequest("actions go from {} to {}, this simulator has 0 to {}".format(
                 actions.min(), actions.max(), spec.n - 1))
-        return actions.astype(np.int64)
+        return plain
     if actions.dtype.kind != "f":
         raise BadRequest("actions are {}, this simulator takes float32".format(actions.dtype))
     if not np.isfinite(actions).all():
@@ -55,17 +56,24 @@ def _bound(values: Sequence[float], spec: ActionSpec, none: float) -> np.ndarray
 
 
 def checked_outcome(outcome: Outcome, n: int) -> Outcome:
-    """The same in the dtypes of `Outcome`, `success` always there. Raises SimulatorError; NaNs are not looked for."""
+    """The same in the dtypes of `Outcome`, `success` always there; it may be the session's own memory.
+
+    Raises SimulatorError; NaNs are not looked for.
+    """
     success = outcome.success if outcome.success is not None else np.full(n, UNKNOWN, np.int8)
-    named = {"rewards": outcome.rewards, "terminated": outcome.terminated, "truncated": outcome.truncated,
-             "success": success}
-    arrays = {name: np.asarray(value) for name, value in named.items()}
-    for name, array in arrays.items():
-        if array.shape != (n,) or array.dtype.kind not in "fiub":
-            raise SimulatorError("shape", "`{}` of a step has shape {} and dtype {}, {} slots need [{}]".format(
-                name, list(array.shape), array.dtype, n, n))
-    return Outcome(arrays["rewards"].astype(np.float32), arrays["terminated"].astype(bool),
-                   arrays["truncated"].astype(bool), arrays["success"].astype(np.int8))
+    return Outcome(
+        _column("rewards", outcome.rewards, n).astype(np.float32, copy=False),
+        _column("terminated", outcome.terminated, n).astype(bool, copy=False),
+        _column("truncated", outcome.truncated, n).astype(bool, copy=False),
+        _column("success", success, n).astype(np.int8, copy=False))
+
+
+def _column(name: str, value: Any, n: int) -> np.ndarray:
+    array = np.asarray(value)
+    if array.shape != (n,) or array.dtype.kind not in "fiub":
+        raise SimulatorError("shape", "`{}` of a step has shape {} and dtype {}, {} slots need [{}]".format(
+            name, list(array.shape), array.dtype, n, n))
+    return array
 
 
 def copied_observations(seen: Any, description: Description, n: int) -> Dict[str, np.ndarray]:

@@ -125,7 +125,9 @@ class GymnasiumWorld(Environment):
     def __init__(self, env: Any, parts: List[Part], convert: Callable[[Any], Any], renders: bool,
                  seed_choices: Optional[Callable[[int], Any]] = None) -> None:
         """`seed_choices` makes the generator that wrappers of the environment choose with before it is reset."""
-        self._env, self._parts, self._convert, self._renders = env, parts, convert, renders
+        self._env, self._convert, self._renders = env, convert, renders
+        self._wanted = [(part.name, part.path, np.dtype(part.spec.dtype)) for part in parts]
+        """A dtype given as a name is looked up each time."""
         self._seed_choices = seed_choices
         self._seen: Any = None
         self._info: Any = {}
@@ -141,16 +143,18 @@ class GymnasiumWorld(Environment):
 
     def observe(self) -> Dict[str, np.ndarray]:
         observation = {}
-        for name, path, spec in self._parts:
+        for name, path, dtype in self._wanted:
             value = self._seen
             for key in path:
                 value = value[key]
-            observation[name] = np.asarray(value, spec.dtype)
+            observation[name] = np.asarray(value, dtype)
         if self._renders:
             observation["image"] = self._env.render()
         return observation
 
     def success(self) -> int:
+        if not self._info:
+            return UNKNOWN
         told = self._info.get("is_success", self._info.get("success"))
         return UNKNOWN if told is None else SUCCESS if told else FAILURE
 

@@ -12,12 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, List
 
+import numpy as np
+
 from cosmos_actor.bus.schema import Array, Json, array, schema
 
 from .contract import Description, WorkUnit
 
 SIMULATOR = "simulator"
 """The role of a simulator's process, and of its key."""
+
+
+SLOT, STEPS, TERMINATED, TRUNCATED, SUCCEEDED = range(5)
+"""Columns of `Stepped.rows`."""
 
 
 @schema("sim_attach", version=1)
@@ -113,23 +119,47 @@ class Stepped:
     """
 
     number: int
-    slots: Array = array("int32", "n")
     observations: Dict[str, Array] = array("any")
     """Name -> [n, …]: where the next action is to be chosen. Of a slot that began a queued unit: that one's first."""
     rewards: Array = array("float32", "n", "K")
     """K = 0 in the answer to a reset; zero after the end of an episode."""
-    steps: Array = array("int32", "n")
-    """Actions that were executed."""
-    terminated: Array = array("uint8", "n")
-    truncated: Array = array("uint8", "n")
-    success: Array = array("int8", "n")
-    ended: Array = array("int32", "m")
-    """Slots whose episode ended, in the order of `slots`."""
+    rows: Array = array("int32", "n", 5)
+    """Slot, actions that were executed, terminated, truncated, success. One array: each costs a world's step or two."""
     final_observations: Dict[str, Array] = array("any")
-    """Name -> [m, …]: the last of those episodes."""
+    """Name -> [m, …]: the last of the episodes that ended, in the order of `ended`; nothing where none did."""
     intermediate: Dict[str, Array] = array("any")
     """Name -> [n, K-1, …] if asked for, zero from a slot's last action on; empty otherwise."""
     failures: List[SlotFailure] = field(default_factory=list)
     """A slot that is in `ended` too: its episode counts, and it is the unit queued for it that could not begin."""
     seconds: float = 0.0
     """Time that the simulator computed."""
+
+    @property
+    def slots(self) -> np.ndarray:
+        """[n]"""
+        return self.rows[:, SLOT]
+
+    @property
+    def steps(self) -> np.ndarray:
+        """[n]"""
+        return self.rows[:, STEPS]
+
+    @property
+    def terminated(self) -> np.ndarray:
+        """[n] of 0 and 1"""
+        return self.rows[:, TERMINATED]
+
+    @property
+    def truncated(self) -> np.ndarray:
+        """[n] of 0 and 1"""
+        return self.rows[:, TRUNCATED]
+
+    @property
+    def success(self) -> np.ndarray:
+        """[n] of contract.UNKNOWN, FAILURE, SUCCESS"""
+        return self.rows[:, SUCCEEDED]
+
+    @property
+    def ended(self) -> np.ndarray:
+        """[m]: slots whose episode ended, in the order of `slots`."""
+        return self.slots[(self.terminated | self.truncated) != 0]

@@ -44,29 +44,33 @@ class EachSlot(SimSession):
 
     def step(self, slots: Sequence[int], actions: np.ndarray) -> Outcome:
         n = len(slots)
-        outcome = Outcome(np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool),
+        rewards: List[float] = [np.nan] * n
+        outcome = Outcome(np.empty(n, np.float32), np.zeros(n, bool), np.zeros(n, bool),
                           np.zeros(n, np.int8) if self._tells_success else None)
-        rewards, terminated, truncated, success = outcome
+        _, terminated, truncated, success = outcome
         errors: Dict[int, BaseException] = {}
         each: Any = actions.tolist() if actions.ndim == 1 and actions.dtype.kind == "i" else actions
         for index, (slot, action) in enumerate(zip(slots, each)):
             try:
-                world = self._world(slot)
-                reward, terminated[index], truncated[index] = world.step(action)
+                world = self._worlds[slot] or self._world(slot)
+                reward, over, cut = world.step(action)
                 rewards[index] = float(reward)  # numpy takes None for a NaN
+                if over or cut:
+                    terminated[index], truncated[index] = over, cut
                 if success is not None:
                     success[index] = world.success()
             except ENDS:
                 raise
             except BaseException as error:
                 self._raised(slot, error, errors)
+        outcome.rewards[:] = rewards
         if errors:
             raise SlotErrors(errors, outcome)
         return outcome
 
     def observe(self, slots: Sequence[int]) -> Dict[str, np.ndarray]:
-        seen = [self._world(slot).observe() for slot in slots]
-        return {name: np.stack([each[name] for each in seen]) for name in seen[0]} if seen else {}
+        seen = [(self._worlds[slot] or self._world(slot)).observe() for slot in slots]
+        return {name: stacked([each[name] for each in seen]) for name in seen[0]} if seen else {}
 
     def close(self) -> None:
         """Every world, also if one of them raises; raises the first of those errors."""
@@ -95,3 +99,17 @@ class EachSlot(SimSession):
                 world.close()
         except Exception:  # noqa: S110 (it has raised before; why it fell apart is in `errors`)
             pass
+
+
+def stacked(arrays: List[Any]) -> np.ndarray:
+    """As np.stack, in a quarter of its time for many small arrays of one kind."""
+    first = arrays[0]
+    if not isinstance(first, np.ndarray):
+        return np.stack(arrays)
+    shape, dtype = first.shape, first.dtype
+    whole = np.empty((len(arrays), *shape), dtype)
+    for index, array in enumerate(arrays):
+        if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            return np.stack(arrays)
+        whole[index] = array
+    return whole

@@ -170,12 +170,24 @@ def test_a_request_that_was_answered_is_not_made_again() -> None:
     assert asked.worlds[0].steps == 1
 
 
+def test_requests_of_two_who_take_turns_are_answered_again_in_any_order_and_executed_once() -> None:
+    asked = Asked(2)
+    first = asked.reset({0: unit(), 1: unit()})
+    step = {number: Step(number, np.array([slot], np.int32), np.array([[1]]), [])
+            for number, slot in ((2, 0), (3, 1))}
+    later, earlier = asked.session.answer(step[3]), asked.session.answer(step[2])
+    assert asked.session.answer(step[2]) is earlier and asked.session.answer(step[3]) is later
+    assert asked.session.answer(Reset(1, assigned({0: unit()}))) is first
+    assert [world.steps for world in asked.worlds] == [1, 1]
+
+
 def test_an_older_request_is_refused() -> None:
     asked = Asked(1)
     asked.reset({0: unit()})
-    asked.step([0], [[1]])
+    for _ in range(4):
+        asked.step([0], [[1]])
     asked.number = 0
-    with pytest.raises(BadRequest, match="request 1 is older than the last one, 2"):
+    with pytest.raises(BadRequest, match=r"request 1 is older than the last ones, \[2, 3, 4, 5\]"):
         asked.reset({0: unit()})
 
 

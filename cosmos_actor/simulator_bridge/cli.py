@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import Callable, Dict, List, NoReturn, Sequence
 
+from . import sim_commands
 from .mistakes import Mistake
 
 EXAMPLE = ("cosmos-actor attach gymnasium:CartPole-v1 --connect tcp://10.0.0.7:5555 --key run/keys/simulator.key "
@@ -16,7 +17,7 @@ class _Parser(argparse.ArgumentParser):
     """Its errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise Mistake("{} (see cosmos-actor {} --help)".format(message, self.prog.rpartition(" ")[2]))
+        raise Mistake("{} (see cosmos-actor {} --help)".format(message, self.prog.partition(" ")[2]))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,5 +68,22 @@ def _attach(words: List[str]) -> int:
                                 parse_options(given.option), given.max_memory_mb))
 
 
-COMMANDS: Dict[str, Callable[[List[str]], int]] = {"attach": _attach}
+def sim_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="cosmos-actor sim", formatter_class=argparse.RawDescriptionHelpFormatter,
+                     description="For whoever brings a simulator: what it can do, a package for a new one, and whether "
+                     "it keeps\nwhat is asked of one. Runs in the simulator's own environment.",
+                     epilog="Example: " + sim_commands.EXAMPLE)
+    sim_commands.add_commands(parser)
+    return parser
+
+
+def _sim(words: List[str]) -> int:
+    try:
+        given = sim_parser().parse_args(words)
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
+    return sim_commands.run_command(given)
+
+
+COMMANDS: Dict[str, Callable[[List[str]], int]] = {"attach": _attach, "sim": _sim}
 """Command -> what runs its words."""

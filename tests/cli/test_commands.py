@@ -16,7 +16,9 @@ from cosmos_actor.recipes.settings import digest
 from tests.cli.conftest import Cli
 from tests.cli.sample_run import make_run
 
-COMMANDS = ["up", "start", "attach", "check", "doctor", "status", "why", "dead-letters", "stop", "logs", "version"]
+COMMANDS = [
+    "up", "start", "attach", "sim", "check", "doctor", "status", "why", "dead-letters", "stop", "logs", "version",
+]
 
 
 def test_the_commands_are_these() -> None:
@@ -66,6 +68,11 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
     (["attach", "gymnasium:A", "--connect", "tcp://h:1", "--key", "no.key"], "there is no key file no.key"),
     (["attach", "CartPole-v1", "--connect", "tcp://h:1", "--key", "no.key"], "expected KIND:ID"),
     (["attach"], "Missing argument 'KIND:ID'"),
+    (["sim", "test", "CartPole-v1"], "expected KIND:ID"),
+    (["sim", "describe", "gymnasum:A"], "did you mean `gymnasium`?"),
+    (["sim", "new", "my-sim"], "NAME my-sim: expected a module's name"),
+    (["sim", "frobnicate", "gymnasium:A"], "invalid choice: 'frobnicate'"),
+    (["sim"], "Missing argument"),
     (["doctor", "localhost"], "ADDRESS localhost: expected tcp://HOST:PORT"),
     (["doctor", "tcp://h:1", "--key", "no.key"], "there is no key file no.key"),
     (["doctor", "--run", "nothing"], "there is no run `nothing`"),

@@ -1,0 +1,144 @@
+"""`cosmos-actor sim describe`, `sim new` and `sim test`: for whoever brings a simulator."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+from .mistakes import Mistake
+
+EXAMPLE = "cosmos-actor sim test gymnasium:CartPole-v1"
+HANG_S = 600.0
+"""A check that takes longer hangs: the process ends with its stacks, since no check has the other's patience."""
+BADLY = 1
+"""Exit code where a check has failed."""
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """The three, each with what it takes."""
+    commands = parser.add_subparsers(dest="command", metavar="describe | new | test")
+    commands.required = True
+    one = commands.add_parser("describe", description="What an installation of a simulator can do.")
+    one.add_argument("simulator", metavar="KIND:ID")
+    one.add_argument("--json", action="store_true", help="for programs")
+    two = commands.add_parser("new", description="Write a package for a simulator of one's own. It passes `sim test`.")
+    two.add_argument("name", metavar="NAME", help="of the package, its module and its kind, such as my_simulator")
+    two.add_argument("--dir", default=".", metavar="DIR", help="where its folder is made (default: here)")
+    three = commands.add_parser("test", description="Whether a simulator keeps what is asked of one: a line a check. "
+                                "Exit code 0 only if none fails.")
+    three.add_argument("simulator", metavar="KIND:ID")
+    three.add_argument("--envs", type=int, default=2, metavar="N", help="slots of a session (default 2)")
+    three.add_argument("--steps", type=int, default=50, metavar="N", help="of an episode, at most (default 50)")
+    three.add_argument("--json", action="store_true", help="for programs")
+
+
+def run_command(given: argparse.Namespace) -> int:
+    """The exit code. Raises Mistake."""
+    commands: Dict[str, Callable[[argparse.Namespace], int]] = {"describe": _describe, "new": _new, "test": _test}
+    return commands[given.command](given)
+
+
+def _describe(given: argparse.Namespace) -> int:
+    from .telling import lines, plain
+
+    simulator, description = loaded(given.simulator)
+    if given.json:
+        _print(json.dumps(plain(description, simulator.embodiment), indent=2))
+    else:
+        _print("\n".join(lines(description, simulator.embodiment)))
+    return 0
+
+
+def _new(given: argparse.Namespace) -> int:
+    from .new import new
+
+    made = new(given.name, Path(given.dir))
+    _print("{} is written; README.md in it has the next three commands:\n  cd {} && pip install -e .\n"
+           "  cosmos-actor sim test {}:push".format(made, made, given.name))
+    return 0
+
+
+def _test(given: argparse.Namespace) -> int:
+    from . import conformance
+
+    for name in ("envs", "steps"):
+        if getattr(given, name) < 1:
+            raise Mistake("--{} {}: expected 1 or more".format(name, getattr(given, name)))
+    simulator, description = loaded(given.simulator)
+    begin, end = (_nothing, _nothing) if given.json else (_begin, _end)
+
+    def begun(check: str) -> None:
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        begin(check)
+
+    try:
+        verdicts = conformance.run(simulator, name=description.simulator, envs=given.envs, steps=given.steps,
+                                   begin=begun, end=end)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    counted = {status: sum(verdict.status == status for verdict in verdicts)
+               for status in (conformance.OK, conformance.FAILED, conformance.SKIPPED)}
+    if given.json:
+        _print(json.dumps({"simulator": description.simulator, "passed": not counted[conformance.FAILED],
+                           "checks": [verdict._asdict() for verdict in verdicts]}, indent=2))
+    else:
+        _print("{}: {}".format(description.simulator, ", ".join("{} {}".format(n, s) for s, n in counted.items())))
+        for trace in sorted({verdict.trace for verdict in verdicts if verdict.trace}):
+            os.write(2, ("\n" + trace).encode(errors="backslashreplace"))
+    return BADLY if counted[conformance.FAILED] else 0
+
+
+def _nothing(told: Any) -> None:
+    pass
+
+
+def _begin(check: str) -> None:
+    _print("{:<34} ".format(check), end="")
+
+
+def _end(verdict: Any) -> None:
+    _print("{:<8} {}".format(verdict.status, verdict.seen))
+
+
+def _print(text: str, end: str = "\n") -> None:
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
+
+
+def loaded(text: str) -> Tuple[Any, Any]:
+    """(simulator, its description), as they are installed here; what that prints goes to stderr. Raises Mistake."""
+    from .attach import UNATTENDED, described
+    from .conformance.stdio import Stdio
+    from .plugins import SimulatorName, load
+
+    for variable, value in UNATTENDED.items():
+        os.environ.setdefault(variable, value)
+    name, stdio = SimulatorName.parse(text), Stdio()
+    try:
+        with stdio:
+            simulator = load(name)
+            return simulator, _described(described, simulator, str(name))
+    finally:
+        os.write(2, stdio.printed)
+
+
+def _described(described: Callable[..., Any], simulator: Any, name: str) -> Any:
+    try:
+        return described(simulator, name, 1)
+    except Mistake:
+        raise
+    except Exception as error:
+        raise Mistake("{} can not describe itself: {}: {}".format(name, type(error).__name__, error)) from error
+
+
+def words_of(command: str, given: Sequence[str], options: Dict[str, Any]) -> List[str]:
+    """The words of a call, from options that were given (None: they were not)."""
+    words = [command, *given]
+    for name, value in options.items():
+        words += [] if value in (None, False) else [name] if value is True else [name, str(value)]
+    return words

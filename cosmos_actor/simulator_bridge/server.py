@@ -1,7 +1,7 @@
 """A simulator on the bus: it dials its driver, offers itself, and answers until one of them is through.
 
     dial ──> Attach ──> serve ──link lost──> dial again: a new life of the actor, the same session and worlds
-                          ├──the driver says goodbye: the run is over
+                          ├──the driver says goodbye and nobody listens there any more: the run is over
                           └──asked to leave ──> Detach
 
 Requests are executed by the event loop's own thread, one at a time, so all calls of the simulator come from there.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Optional
@@ -56,6 +57,8 @@ ANSWER_S = 20.0
 PAUSE_S = 0.5
 """Between a life that ended and the next one."""
 DETACH_S = 2.0
+KNOCK_S = 2.0
+"""For a connection to the door of a driver that has said goodbye."""
 WATCH_EVERY_S = 1.0
 """Between two words of the loop that it turns."""
 MEMORY_EVERY_S = 1.0
@@ -96,6 +99,8 @@ class SimulatorServer:
         self._asked: Optional[Ending] = None
         self._looked = 0.0
         self._watching: Optional[asyncio.TimerHandle] = None
+        self._farewell = ""
+        """What the driver said when it went; a run that goes on keeps its door open for the next one."""
         self.lives = 0
         pace.declare = self._declare
 
@@ -115,6 +120,7 @@ class SimulatorServer:
             try:
                 reason = await self._until_asked(self._life())
                 until, told = self._loop.time() + self._place.rejoin_s, False
+                self._farewell = reason if reason.startswith(SAID_GOODBYE) else ""
             except BusError as error:
                 reason = str(error)
                 ending = final(error, self._place, attached=self.lives > 0)
@@ -124,6 +130,8 @@ class SimulatorServer:
                 ending = after(reason, self._place)
                 if ending is not None:
                     return ending
+                if self._farewell and not await self._loop.run_in_executor(None, listens, self._place.address):
+                    return Ending(OVER, "the run is over: {}".format(self._farewell))
                 if self._loop.time() >= until:
                     return Ending(FAILED, reason)
                 if not told:
@@ -277,11 +285,19 @@ def final(error: BusError, place: Place, *, attached: bool) -> Optional[Ending]:
 
 def after(reason: str, place: Place) -> Optional[Ending]:
     """How it ends when the link is over for this reason; None: the driver may be back."""
-    if reason.startswith(SAID_GOODBYE):
-        return Ending(OVER, "the run is over: {}".format(reason))
     if SUPERSEDED in reason:
         return Ending(MISTAKE, "another process has attached as {}: give each its own --name".format(place.name))
     return None
+
+
+def listens(address: str) -> bool:
+    """Whether anybody takes connections there. Without one after a goodbye the run is over, not its driver alone."""
+    host, _, port = address.partition("://")[2].rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def resident_bytes() -> int:

@@ -100,10 +100,12 @@ def test_deaths_cost_no_step_and_no_episode_counts_twice(run):
     for step, actor in ((4, "simulator-0"), (10, "rollout-0"), (16, "policy-0"), (22, "simulator-1")):
         run.until_step(step)
         os.kill(run.pid(actor), signal.SIGKILL)
+    run.until_step(28)
+    os.kill(run.pid("rollout-0"), signal.SIGTERM)  # it says goodbye, and its simulators wait for the next one
     run.wait(process)
     run.check_books(40)
     assert Counter(event["actor"] for event in run.events("restarting")) == {
-        "simulator-0": 1, "rollout-0": 1, "policy-0": 1, "simulator-1": 1}
+        "simulator-0": 1, "rollout-0": 2, "policy-0": 1, "simulator-1": 1}
     assert run.processes() == []
 
 

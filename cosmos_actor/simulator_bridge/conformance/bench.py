@@ -40,6 +40,9 @@ Seen = Dict[str, np.ndarray]
 class Failed(Exception):
     """A promise of the contract that is not kept. `str()` of it is what was seen."""
 
+    kind = ""
+    """Of `contract.KINDS`, where `CheckedSession` has said so."""
+
 
 class Skipped(Exception):
     """The check has nothing to look at here. `str()` of it is the reason."""
@@ -67,6 +70,8 @@ class Bench:
         self.simulator, self.steps, self.stdio = simulator, steps, Stdio()
         self._name, self._envs = name, envs
         self._description: Optional[Description] = None
+        self.not_as_described = ""
+        """What the resets have shown and is for another check to tell."""
 
     @property
     def description(self) -> Description:
@@ -146,7 +151,9 @@ class Player:
     def answer(self, request: Any) -> Stepped:
         stepped = self._checked.answer(request)
         if stepped.failures:
-            raise Failed(stepped.failures[0].text)
+            failure = Failed(stepped.failures[0].text)
+            failure.kind = stepped.failures[0].kind
+            raise failure
         return stepped
 
     def look(self, slot: int) -> Seen:

@@ -18,6 +18,7 @@ from cosmos_actor.simulator_bridge.contract import (
     ArraySpec,
     Description,
     TaskSpec,
+    WorkUnit,
 )
 from cosmos_actor.simulator_bridge.embodiment import BadEmbodiment
 
@@ -96,13 +97,24 @@ def every_task_resets(bench: Bench) -> str:
     with bench.session() as player:
         while done < len(tasks) and time.monotonic() < until:
             some = tasks[done:done + bench.envs]
-            player.reset({slot: bench.unit(done + slot, task) for slot, task in enumerate(some)})
+            _reset(bench, player, {slot: bench.unit(done + slot, task) for slot, task in enumerate(some)})
             done += len(some)
     return "{}{} task{}".format(done, "" if done == len(tasks) else " of {}".format(len(tasks)), "s" * (done != 1))
 
 
+def _reset(bench: Bench, player: Player, units: Dict[int, WorkUnit]) -> None:
+    try:
+        player.reset(units)
+    except Failed as failure:
+        if failure.kind not in ("shape", "not_finite", "observe"):
+            raise
+        bench.not_as_described = bench.not_as_described or str(failure)
+
+
 def steps_give_what_is_described(bench: Bench) -> str:
-    """Names, shapes, dtypes and finiteness are looked at by `CheckedSession`."""
+    """Names, shapes, dtypes and finiteness are looked at by `CheckedSession`; at the reset of every task, too."""
+    if bench.not_as_described:
+        raise Failed(bench.not_as_described)
     episodes = 0
     with bench.session() as player:
         slots = range(bench.envs)

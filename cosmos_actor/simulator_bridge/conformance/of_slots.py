@@ -20,7 +20,9 @@ END_S = 20.0
 BEGINNINGS = 16
 """First observations that are looked at to know what a beginning looks like."""
 JUMP = 3.0
-"""Times the usual step: a last step that far into the midst of the beginnings is no step but a reset."""
+"""Times the usual step: a last step that far, to where episodes begin, is no step but a reset."""
+LEAST_ENDINGS = 3
+"""That all have to end so: one may by chance."""
 
 
 class Ending(NamedTuple):
@@ -85,23 +87,21 @@ def looks_like_a_reset(endings: List[Ending], beginnings: List[Seen]) -> str:
     for ending in endings:
         if not difference(ending.last, ending.first) and difference(ending.path[-1], ending.first):
             return "the last observation of an episode is its first one"
-    low = [np.min([_flat(seen)[index] for seen in beginnings]) for index in range(len(_flat(beginnings[0])))]
-    high = [np.max([_flat(seen)[index] for seen in beginnings]) for index in range(len(low))]
-    if all(_jumps_into(np.asarray(low), np.asarray(high), ending) for ending in endings) and len(endings) >= 3:
-        return "each of {} episodes seems to end in the midst of where episodes begin".format(len(endings))
+    begun = np.stack([_flat(seen) for seen in beginnings])
+    low, high = begun.min(axis=0), begun.max(axis=0)
+    if len(endings) >= LEAST_ENDINGS and all(_jumps_into(low, high, ending) for ending in endings):
+        return "each of {} episodes seems to end with a jump to where episodes begin".format(len(endings))
     return ""
 
 
 def _jumps_into(low: np.ndarray, high: np.ndarray, ending: Ending) -> bool:
-    """Whether the last observation is among the beginnings, as the one before was not, by more than a step away."""
-    margin = 0.5 * (high - low)
+    """Whether the last observation is among the beginnings, and further from the one before than a step goes."""
+    margin = 0.1 * (high - low)
     last, path = _flat(ending.last), [_flat(ending.first), *map(_flat, ending.path)]
-
-    def within(seen: np.ndarray) -> bool:
-        return bool(((seen >= low - margin) & (seen <= high + margin)).all())
-
-    usual = float(np.median([np.linalg.norm(after - before) for before, after in zip(path, path[1:])]))
-    return within(last) and not within(path[-1]) and float(np.linalg.norm(last - path[-1])) > JUMP * usual
+    steps = [float(np.linalg.norm(after - before)) for before, after in zip(path, path[1:])]
+    usual = float(np.median([step for step in steps if step] or [np.inf]))
+    within = bool(((last >= low - margin) & (last <= high + margin)).all())
+    return within and float(np.linalg.norm(last - path[-1])) > JUMP * usual
 
 
 def _flat(seen: Seen) -> np.ndarray:

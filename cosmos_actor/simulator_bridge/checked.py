@@ -45,12 +45,10 @@ NO_LIMIT = 2**62
 LONGEST_TEXT = 500
 """Characters of a failure's line: some simulators put a whole model file into their errors."""
 
-KEPT_ANSWERS = 4
-"""Twice what a driver has under way: each may be asked for again over the next link, in any order."""
-
 EVERY = slice(None)
 """Instead of the numbers of all rows: a view of an array costs a tenth of a selection from it."""
 
+NOBODY = np.zeros(0, np.int64)
 NEW_ROW = np.zeros(5, np.int32)
 NEW_ROW[SUCCEEDED] = UNKNOWN
 
@@ -68,6 +66,7 @@ class CheckedSession:
     def __init__(self, session: SimSession, description: Description, envs: int, *, pace: Optional[Pace] = None,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self._session, self._description, self._envs = session, description, envs
+        self._every = list(range(envs))
         self._pace = pace or Pace()
         self._clock = clock
         self.forget()
@@ -76,29 +75,20 @@ class CheckedSession:
         """Somebody else asks from now on: every slot is idle, and requests are counted anew."""
         self._units: List[Optional[WorkUnit]] = [None] * self._envs
         self._queued: Dict[int, WorkUnit] = {}
-        self._steps = np.zeros(self._envs, np.int64)
-        self._limits = np.full(self._envs, NO_LIMIT, np.int64)
-        self._answers: Dict[int, Stepped] = {}
-        """The last few, by number."""
-        self._forgotten = 0
-        """No answer up to this number is there any more."""
+        self._left = np.full(self._envs, NO_LIMIT, np.int64)
+        """Steps that each slot's episode may still take."""
+        self._last: Optional[Stepped] = None
 
     def answer(self, request: Union[Reset, Step]) -> Stepped:
-        """Its answer: the same one if this request was answered. Raises BadRequest, and has done nothing then."""
-        number = request.number
-        known = self._answers.get(number)
-        if known is not None:
-            return known
-        if number <= self._forgotten:
-            raise BadRequest("request {} is older than the last ones, {}".format(number, sorted(self._answers)))
+        """Its answer: the same one if this request was answered last. Raises BadRequest, and has done nothing then."""
+        if self._last is not None and request.number <= self._last.number:
+            if request.number == self._last.number:
+                return self._last
+            raise BadRequest("request {} is older than the last one, {}".format(request.number, self._last.number))
         begun = self._clock()
         chunk = self._reset(request) if isinstance(request, Reset) else self._step(request)
-        stepped = self._answers[number] = self._stepped(number, chunk, begun)
-        if len(self._answers) > KEPT_ANSWERS:
-            oldest = min(self._answers)
-            self._forgotten = max(oldest, self._forgotten)
-            del self._answers[oldest]
-        return stepped
+        self._last = self._stepped(request.number, chunk, begun)
+        return self._last
 
     # ---- requests
 
@@ -113,7 +103,7 @@ class CheckedSession:
         return chunk
 
     def _step(self, request: Step) -> _Chunk:
-        slots = checked_slots(request.slots, self._envs)
+        slots = self._every if request.slots is None else checked_slots(request.slots, self._envs)
         idle = [slot for slot in slots if self._units[slot] is None]
         if idle:
             raise BadRequest("slots {} are idle: reset them first".format(idle))
@@ -127,10 +117,10 @@ class CheckedSession:
                 name: np.zeros((len(slots), max(0, chunk.K - 1), *spec.shape), spec.dtype)
                 for name, spec in self._description.observations.items()}
         for k in range(chunk.K):
-            if not len(chunk.running):
+            if not chunk.goes_on:
                 break
             self._act(chunk, k, actions)
-            if request.intermediate and k < chunk.K - 1 and len(chunk.running):
+            if request.intermediate and k < chunk.K - 1 and chunk.goes_on:
                 self._look_between(chunk, k)
         return chunk
 
@@ -146,9 +136,9 @@ class CheckedSession:
         if failures:
             chunk.failures.update(failures)
         rewards, rows, intermediate = chunk.of(slots)
-        over = np.flatnonzero(rows[:, TERMINATED] | rows[:, TRUNCATED])
         final: Dict[str, np.ndarray] = {}
-        if over.size:
+        over = np.flatnonzero(rows[:, TERMINATED] | rows[:, TRUNCATED]) if chunk.some_ended else NOBODY
+        if len(over):
             final = {name: array[over] for name, array in observations.items()}
             chunk.failures.update(self._go_on([slots[index] for index in over], over, observations))
         failed = [SlotFailure(slot, error.kind, error.text) for slot, error in sorted(chunk.failures.items())]
@@ -182,7 +172,7 @@ class CheckedSession:
         for slot, unit in units.items():
             if slot not in failures:
                 self._units[slot] = unit
-                self._steps[slot], self._limits[slot] = 0, limits[slot]
+                self._left[slot] = limits[slot]
         return failures
 
     def _reset_slots(self, units: Dict[int, WorkUnit]) -> Failures:
@@ -207,7 +197,7 @@ class CheckedSession:
 
     def _act(self, chunk: _Chunk, k: int, actions: np.ndarray) -> None:
         """One action of each slot that still runs."""
-        rows: Any = EVERY if len(chunk.running) == len(chunk.slots) else chunk.running
+        rows: Any = EVERY if chunk.running is None else chunk.running
         slots = chunk.slots if rows is EVERY else [chunk.slots[row] for row in rows]
         try:
             outcome, errors = self._outcome(slots, actions[rows, k])
@@ -217,14 +207,13 @@ class CheckedSession:
             self._fail(chunk, {slot: self._failure("step", error, slot) for slot in slots})
             return
         finite = np.isfinite(outcome.rewards)
-        if not finite.all():
+        if np.count_nonzero(finite) < len(slots):
             for index in np.flatnonzero(~finite):
                 text = "the reward is {}".format(outcome.rewards[index])
                 errors.setdefault(slots[index], SimulatorError("not_finite", text))
         where: Any = chunk.where if rows is EVERY else slots
-        self._steps[where] += 1
-        spent = (self._steps[where] >= self._limits[where]) & ~outcome.terminated
-        chunk.note(rows, k, outcome._replace(truncated=outcome.truncated | spent))
+        self._left[where] -= 1
+        chunk.note(rows, k, outcome, self._left[where] <= 0)
         if errors:
             self._fail(chunk, {slot: self._failure("step", error, slot) for slot, error in errors.items()})
 
@@ -240,7 +229,7 @@ class CheckedSession:
         return checked_outcome(outcome, len(slots)), errors
 
     def _look_between(self, chunk: _Chunk, k: int) -> None:
-        seen, observations, failures = self._observe([chunk.slots[row] for row in chunk.running])
+        seen, observations, failures = self._observe([chunk.slots[row] for row in chunk.going_on()])
         row_of = chunk.row_of
         for name, array in observations.items():
             chunk.intermediate[name][[row_of[slot] for slot in seen], k] = array
@@ -320,8 +309,9 @@ class _Chunk:
         n = len(slots)
         self.slots, self.K = slots, K
         self.where = in_a_row(slots)
-        self.running = np.arange(n)
-        """Rows whose episode goes on."""
+        self.running: Optional[np.ndarray] = None
+        """Rows whose episode goes on; None: all."""
+        self.some_ended = False
         self.rewards = np.zeros((n, K), np.float32)
         self.rows = np.empty((n, len(NEW_ROW)), np.int32)
         """See `Stepped.rows`."""
@@ -331,22 +321,33 @@ class _Chunk:
         self.failures: Failures = {}
 
     @property
+    def goes_on(self) -> bool:
+        """Whether any does."""
+        return len(self.slots if self.running is None else self.running) > 0
+
+    def going_on(self) -> np.ndarray:
+        return np.arange(len(self.slots)) if self.running is None else self.running
+
+    @property
     def row_of(self) -> Dict[int, int]:
         return {slot: row for row, slot in enumerate(self.slots)}
 
-    def note(self, rows: Any, k: int, outcome: Outcome) -> None:
-        """What action k of these rows, all that run, did."""
+    def note(self, rows: Any, k: int, outcome: Outcome, spent: np.ndarray) -> None:
+        """What action k of these rows, all that run, did; `spent`: whose budget of steps it was the last of."""
         self.rewards[rows, k] = outcome.rewards
         self.rows[rows, STEPS] += 1
-        self.rows[rows, SUCCEEDED] = outcome.success
-        over = outcome.terminated | outcome.truncated
-        if over.any():
-            self.rows[rows, TERMINATED], self.rows[rows, TRUNCATED] = outcome.terminated, outcome.truncated
-            self.running = self.running[~over]
+        if outcome.success is not None:
+            self.rows[rows, SUCCEEDED] = outcome.success
+        over = outcome.terminated | outcome.truncated | spent
+        if np.count_nonzero(over):
+            self.some_ended = True
+            self.rows[rows, TERMINATED] = outcome.terminated
+            self.rows[rows, TRUNCATED] = outcome.truncated | (spent & ~outcome.terminated)
+            self.running = self.going_on()[~over]
 
     def fail(self, failures: Failures) -> None:
         self.failures.update(failures)
-        self.running = np.array([row for row in self.running if self.slots[row] not in failures], np.int64)
+        self.running = np.array([row for row in self.going_on() if self.slots[row] not in failures], np.int64)
 
     def not_failed(self) -> List[int]:
         if not self.failures:

@@ -9,7 +9,9 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from .contract import DISCRETE, UNKNOWN, ActionSpec, ArraySpec, Description, Outcome, SimulatorError
+from .contract import DISCRETE, ActionSpec, ArraySpec, Description, Outcome, SimulatorError
+
+FLOAT32, BOOL, INT8 = np.dtype(np.float32), np.dtype(bool), np.dtype(np.int8)
 
 
 class BadRequest(ValueError):
@@ -56,24 +58,22 @@ def _bound(values: Sequence[float], spec: ActionSpec, none: float) -> np.ndarray
 
 
 def checked_outcome(outcome: Outcome, n: int) -> Outcome:
-    """The same in the dtypes of `Outcome`, `success` always there; it may be the session's own memory.
+    """The same in the dtypes of `Outcome`; it may be the session's own memory.
 
     Raises SimulatorError; NaNs are not looked for.
     """
-    success = outcome.success if outcome.success is not None else np.full(n, UNKNOWN, np.int8)
+    rewards, terminated, truncated, success = outcome
     return Outcome(
-        _column("rewards", outcome.rewards, n).astype(np.float32, copy=False),
-        _column("terminated", outcome.terminated, n).astype(bool, copy=False),
-        _column("truncated", outcome.truncated, n).astype(bool, copy=False),
-        _column("success", success, n).astype(np.int8, copy=False))
+        _column("rewards", rewards, FLOAT32, n), _column("terminated", terminated, BOOL, n),
+        _column("truncated", truncated, BOOL, n), None if success is None else _column("success", success, INT8, n))
 
 
-def _column(name: str, value: Any, n: int) -> np.ndarray:
+def _column(name: str, value: Any, dtype: np.dtype[Any], n: int) -> np.ndarray:
     array = np.asarray(value)
     if array.shape != (n,) or array.dtype.kind not in "fiub":
         raise SimulatorError("shape", "`{}` of a step has shape {} and dtype {}, {} slots need [{}]".format(
             name, list(array.shape), array.dtype, n, n))
-    return array
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def copied_observations(seen: Any, description: Description, n: int) -> Dict[str, np.ndarray]:
@@ -101,11 +101,15 @@ def not_finite(observations: Dict[str, np.ndarray], description: Description) ->
     """(index among the n, name) of what is NaN or infinite and must not be; one for each index."""
     found: Dict[int, str] = {}
     for name, array in observations.items():
-        if array.dtype.kind == "f" and description.observations[name].finite and not np.isfinite(array).all():
+        if array.dtype.kind == "f" and description.observations[name].finite and _some_bad(array):
             rows = np.isfinite(array).reshape(len(array), -1).all(axis=1)
             for index in np.flatnonzero(~rows):
                 found.setdefault(int(index), name)
     return sorted(found.items())
+
+
+def _some_bad(array: np.ndarray) -> bool:
+    return int(np.count_nonzero(np.isfinite(array))) < array.size
 
 
 def no_observations(description: Description, n: int = 0) -> Dict[str, np.ndarray]:

@@ -59,10 +59,11 @@ class AttachedSimulator:
     async def step(self, slots: Sequence[int], actions: np.ndarray, *, deadline_s: float,
                    queue: Sequence[Assignment] = (), intermediate: bool = False) -> Stepped:
         """A chunk `actions` [n, K, …] for `slots`."""
-        where = np.asarray(slots, np.int32)
-        stepped = await self._ask(lambda number: Step(number, where, actions, list(queue), intermediate), "step",
+        where = None if slots == self.slots else np.asarray(slots, np.int32)
+        stepped = await self._ask(lambda number: Step(number, actions, where, list(queue), intermediate), "step",
                                   deadline_s)
-        self._counts["steps"] += int(stepped.steps.sum())
+        rewards = stepped.rewards
+        self._counts["steps"] += rewards.size if rewards.shape[1] == 1 else int(stepped.steps.sum())
         return stepped
 
     def statistics(self) -> Dict[str, Any]:

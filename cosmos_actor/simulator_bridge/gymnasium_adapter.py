@@ -199,8 +199,9 @@ def action_of(space: Any) -> Tuple[ActionSpec, Callable[[Any], Any]]:
     """(what it is for the driver, how such an action becomes the environment's). Raises Mistake."""
     kind = type(space).__name__
     if kind == "Discrete":
-        start, scalar = int(space.start), np.dtype(space.dtype).type  # what an environment looks at longest is an int
-        return ActionSpec(DISCRETE, n=int(space.n)), lambda action: scalar(action + start)
+        scalar = np.dtype(space.dtype).type  # what an environment looks at longest is an int
+        table = [scalar(action) for action in range(int(space.start), int(space.start + space.n))]
+        return ActionSpec(DISCRETE, n=len(table)), table.__getitem__
     if kind != "Box" or np.dtype(space.dtype).kind != "f":
         raise Mistake("action space {} is not supported: it is to be Discrete, or a Box of floats".format(space))
     low, high = (_bound(bound) for bound in (space.low, space.high))

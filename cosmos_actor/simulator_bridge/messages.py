@@ -91,9 +91,10 @@ class Step:
     """A chunk of K actions for each of n slots. A slot stops early where its episode ends."""
 
     number: int
-    slots: Array = array("int32", "n")
     actions: Array = array("any")
     """[n, K, …]"""
+    slots: Array = array("int32", "n", optional=True)
+    """None: every slot of the session."""
     queue: List[Assignment] = field(default_factory=list)
     intermediate: bool = False
     """Also send what was seen after each action but the last; otherwise nothing is rendered there."""
@@ -162,4 +163,6 @@ class Stepped:
     @property
     def ended(self) -> np.ndarray:
         """[m]: slots whose episode ended, in the order of `slots`."""
+        if self.observations and not self.final_observations:
+            return self.rows[:0, SLOT]
         return self.slots[(self.terminated | self.truncated) != 0]

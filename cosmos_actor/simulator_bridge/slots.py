@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from .contract import Environment, Outcome, SimSession, SlotErrors, WorkUnit
+from .contract import UNKNOWN, Environment, Outcome, SimSession, SlotErrors, WorkUnit
 
 ENDS = (KeyboardInterrupt, GeneratorExit)
 """What ends a process. Other errors of a simulator are charged to it, also those that are no `Exception`."""
@@ -46,7 +46,7 @@ class EachSlot(SimSession):
         n = len(slots)
         rewards: List[float] = [np.nan] * n
         outcome = Outcome(np.empty(n, np.float32), np.zeros(n, bool), np.zeros(n, bool),
-                          np.zeros(n, np.int8) if self._tells_success else None)
+                          np.full(n, UNKNOWN, np.int8) if self._tells_success else None)
         _, terminated, truncated, success = outcome
         errors: Dict[int, BaseException] = {}
         each: Any = actions.tolist() if actions.ndim == 1 and actions.dtype.kind == "i" else actions
@@ -58,7 +58,9 @@ class EachSlot(SimSession):
                 if over or cut:
                     terminated[index], truncated[index] = over, cut
                 if success is not None:
-                    success[index] = world.success()
+                    told = world.success()
+                    if told != UNKNOWN:
+                        success[index] = told
             except ENDS:
                 raise
             except BaseException as error:

@@ -66,7 +66,7 @@ class Driver:
 
     async def step(self, slots: list[int], actions: Any, queue: Any = ()) -> Stepped:
         self.number += 1
-        return await self.ask(Step(self.number, np.array(slots, np.int32), np.array(actions), list(queue)))
+        return await self.ask(Step(self.number, np.array(actions), np.array(slots, np.int32), list(queue)))
 
     async def ask(self, request: Any) -> Stepped:
         return await self.links[-1].call(request, deadline_s=LIMIT_S)

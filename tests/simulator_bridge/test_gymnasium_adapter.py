@@ -99,7 +99,7 @@ class Served:
     def step(self, actions: Any) -> Stepped:
         self.number += 1
         actions = np.asarray(actions)
-        return self.session.answer(Step(self.number, np.arange(len(actions), dtype=np.int32), actions))
+        return self.session.answer(Step(self.number, actions))
 
 
 def test_cartpole_is_described() -> None:

@@ -142,7 +142,7 @@ class Player:
 
     def chunk(self, slots: Sequence[int], actions: np.ndarray) -> Stepped:
         """`actions` [n, K, ...]."""
-        return self.answer(Step(self._next(), np.array(slots, np.int32), actions))
+        return self.answer(Step(self._next(), actions, np.array(slots, np.int32)))
 
     def step(self, slots: Sequence[int], actions: np.ndarray) -> Dict[int, Moment]:
         """`actions` [n, ...]; slot -> what became of it."""

@@ -110,7 +110,7 @@ REPEATS = "the same unit and actions, but after 1 steps `state` differs by up to
     (lambda: with_a_body(action=(faulty.Field("push", 3),)), "the embodiment fits", "of point has 3 numbers"),
     (lambda: with_a_body(state=(faulty.Field("joints", 2),)), "the embodiment fits", "there is no `joints` among"),
     (lambda: of(faulty.ResetsItself), "an ended slot stays as it was", "with a jump to where episodes begin"),
-    (lambda: of(faulty.ResetsItselfToTheSame), "an ended slot stays as it was", "last observation of an episode is its"),
+    (lambda: of(faulty.ResetsItselfToTheSame), "an ended slot stays as it was", "the last observation of an"),
     (lambda: of(faulty.SharesState), "slots leave each other alone", "slot 1 did nothing while slot 0 was reset, but"),
     (faulty.StepsAfterItsEnd, "step after close raises", "it gave an outcome"),
     (lambda: of(faulty.GrowsMemory), "memory does not grow", " KB an episode over 36, at most 100"),

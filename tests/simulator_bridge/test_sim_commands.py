@@ -1,4 +1,4 @@
-"""`cosmos-actor sim`: what it prints, writes and returns; and the page that tells how to write a simulator."""
+"""`cosmos-actor sim`: what it prints, writes and returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cosmos_actor.simulator_bridge.cli import main
-from cosmos_actor.simulator_bridge.conformance import CHECKS, run
+from cosmos_actor.simulator_bridge.conformance import CHECKS
 from cosmos_actor.simulator_bridge.contract import ActionSpec, ArraySpec, Description, TaskSpec
 from cosmos_actor.simulator_bridge.embodiment import Camera, EmbodimentMap, Field
 from cosmos_actor.simulator_bridge.mistakes import Mistake
@@ -21,7 +21,6 @@ from cosmos_actor.simulator_bridge.new import new, package
 from cosmos_actor.simulator_bridge.telling import lines, plain
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "write-a-simulator.md"
 TEMPLATE = "python:cosmos_actor.simulator_bridge.template:make"
 FAULTY = "from tests.simulator_bridge.faulty import *\nmake = lambda: of({})\n"
 WITHIN_S = 60.0
@@ -178,30 +177,3 @@ def test_a_name_that_can_not_be_is_refused(name: str, said: str, tmp_path: Path)
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"No such file or directory \(--dir\)"):
         new("arena", tmp_path / "nowhere")
-
-
-# ---- the page
-
-
-def code_of_the_page() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-
-
-def test_the_page_has_what_is_written() -> None:
-    assert code_of_the_page()[0] == package("arena")["arena.py"]
-
-
-def test_the_pages_worlds_that_step_together_pass() -> None:
-    first, _, together = code_of_the_page()
-    names: dict[str, Any] = {"__name__": "arena"}
-    exec(first + together, names)
-    assert [verdict for verdict in run(names["make_together"](), envs=3) if verdict.failed] == []
-
-
-def test_the_pages_gymnasium_environment_passes() -> None:
-    pytest.importorskip("gymnasium")
-    names: dict[str, Any] = {"__name__": "pendulum"}
-    exec(code_of_the_page()[1], names)
-    found = {verdict.check: verdict for verdict in run(names["make"](), steps=20)}
-    assert [verdict for verdict in found.values() if verdict.failed] == []
-    assert found["the embodiment fits"].seen == "pendulum"

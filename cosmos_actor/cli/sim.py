@@ -8,7 +8,6 @@ import typer
 
 from cosmos_actor.simulator_bridge.cli import main
 from cosmos_actor.simulator_bridge.sim_commands import EXAMPLE as EXAMPLE
-from cosmos_actor.simulator_bridge.sim_commands import words_of
 
 NAME = "sim"
 
@@ -23,5 +22,6 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="describe, test: for programs.")] = False,
 ) -> int:
     """Tell what a simulator can do, write a package for a new one, or test whether it keeps what is asked of one."""
-    options = {"--dir": directory, "--envs": envs, "--steps": steps, "--json": as_json}
-    return main([NAME, *words_of(what, [name], options)])
+    options = {"--dir": directory, "--envs": envs, "--steps": steps}
+    words = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
+    return main([NAME, what, name, *words, *(["--json"] if as_json else [])])

@@ -8,13 +8,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 from .mistakes import Mistake
 
 EXAMPLE = "cosmos-actor sim test gymnasium:CartPole-v1"
 HANG_S = 600.0
-"""A check that takes longer hangs: the process ends with its stacks, since no check has the other's patience."""
+"""A check that takes longer hangs. The process ends with the stacks of its threads, after the name of that check."""
 BADLY = 1
 """Exit code where a check has failed."""
 
@@ -58,8 +58,8 @@ def _new(given: argparse.Namespace) -> int:
     from .new import new
 
     made = new(given.name, Path(given.dir))
-    _print("{} is written; README.md in it has the next three commands:\n  cd {} && pip install -e .\n"
-           "  cosmos-actor sim test {}:push".format(made, made, given.name))
+    _print("{} is written. Next:\n  cd {} && pip install -e .\n  cosmos-actor sim test {}:push\n"
+           "README.md in it says how it attaches.".format(made, made, given.name))
     return 0
 
 
@@ -134,11 +134,3 @@ def _described(described: Callable[..., Any], simulator: Any, name: str) -> Any:
         raise
     except Exception as error:
         raise Mistake("{} can not describe itself: {}: {}".format(name, type(error).__name__, error)) from error
-
-
-def words_of(command: str, given: Sequence[str], options: Dict[str, Any]) -> List[str]:
-    """The words of a call, from options that were given (None: they were not)."""
-    words = [command, *given]
-    for name, value in options.items():
-        words += [] if value in (None, False) else [name] if value is True else [name, str(value)]
-    return words

@@ -54,6 +54,7 @@ CALLED = {
     "cosmos_actor.actors.role:handles": "handles(message_type, *, concurrency)",
     "cosmos_actor.actors.role:follows": "follows(topic)",
     "cosmos_actor.recipes.resolve:resolve": "resolve(recipe, flags)",
+    "cosmos_actor.simulator_bridge.conformance:run": "run(simulator, *, name, envs, steps, begin, end)",
     "cosmos_actor.trainer.policy:PolicyTrainer": """
         sft_step(batch)
         grpo_step(groups)

@@ -133,6 +133,23 @@ def test_what_it_prints_is_not_among_the_verdicts(tmp_path: Path) -> None:
     assert [check["check"] for check in answer["checks"] if check["status"] == "FAILED"] == ["nothing is printed"]
 
 
+HANGS = """
+import sys, time
+from cosmos_actor.simulator_bridge import sim_commands, template
+template.World.step = lambda world, action: time.sleep(60)
+sim_commands.HANG_S = 0.5
+sim_commands.run_command(sim_commands.argparse.Namespace(
+    command="test", simulator="python:cosmos_actor.simulator_bridge.template:make", envs=1, steps=5, json=False))
+"""
+
+
+def test_one_that_hangs_is_ended_with_its_stacks() -> None:
+    told = subprocess.run([sys.executable, "-c", HANGS], cwd=str(ROOT), capture_output=True, text=True, timeout=30)
+    assert told.returncode == 1
+    assert told.stdout.splitlines()[-1].rstrip() == "steps give what is described"
+    assert "Timeout" in told.stderr and "in step" in told.stderr
+
+
 # ---- new
 
 

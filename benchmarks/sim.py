@@ -37,12 +37,13 @@ ROOT = Path(__file__).resolve().parents[1]
 ATTACH_S = 60.0
 WARM_UP_STEPS = 20
 
-PIXELS = "minigrid:MiniGrid-Empty-8x8-v0"
-"""RGB of 64 x 64: eight fields of eight pixels."""
+PIXELS = ("minigrid:MiniGrid-Empty-8x8-v0?wrappers=minigrid.wrappers:RGBImgObsWrapper(tile_size=8),"
+          "minigrid.wrappers:ImgObsWrapper")
+"""RGB of 64 x 64: eight fields of eight pixels. A world takes a millisecond, so more than one process is worth it."""
 CASES = {
-    "CartPole x16": {"kind": "gymnasium:CartPole-v1", "envs": 16, "actions": 2,
+    "CartPole x16": {"kind": "gymnasium:CartPole-v1", "envs": 16, "actions": 2, "processes": 1,
                      "targets": {"async": 4.0, "sync": 0.6}},
-    "MiniGrid RGB 64x64 x8": {"kind": "gymnasium:" + PIXELS + "?wrappers=rgb", "envs": 8, "actions": 7,
+    "MiniGrid RGB 64x64 x8": {"kind": "gymnasium:" + PIXELS, "envs": 8, "actions": 7, "processes": 2,
                               "targets": {"best": 1.0}},
 }
 
@@ -65,9 +66,10 @@ if __name__ == "__main__":
     draw, count = np.random.default_rng(0), vector.single_action_space.n
     for _ in range(20):
         vector.step(draw.integers(0, count, envs))
+    chosen = draw.integers(0, count, (1000, envs))
     steps, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
-        vector.step(draw.integers(0, count, envs))
+        vector.step(chosen[steps // envs % 1000])
         steps += envs
     print(steps / (time.perf_counter() - begun))
     vector.close()
@@ -121,10 +123,10 @@ async def drive(simulator: AttachedSimulator, actions: int, seconds: float) -> f
 
     task = simulator.description.tasks[0].name
     await simulator.reset(assign(slots), deadline_s=60.0, queue=assign(slots))
+    chosen = draw.integers(0, actions, (1000, len(slots), 1))
     steps, queue, begun = -WARM_UP_STEPS * len(slots), [], time.perf_counter()
     while True:
-        chosen = draw.integers(0, actions, (len(slots), 1))
-        stepped = await simulator.step(slots, chosen, deadline_s=30.0, queue=queue)
+        stepped = await simulator.step(slots, chosen[steps // len(slots) % 1000], deadline_s=30.0, queue=queue)
         queue = assign(stepped.ended.tolist())
         steps += len(slots)
         if steps == 0:
@@ -136,7 +138,7 @@ async def drive(simulator: AttachedSimulator, actions: int, seconds: float) -> f
 def compare(python: str, case: dict[str, Any], seconds: float, rounds: int, processes: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {"bridge": [], "async": [], "sync": []}
     for _ in range(rounds):
-        found["bridge"].append(run_loop(bridge_rate(python, case, seconds, processes)))
+        found["bridge"].append(run_loop(bridge_rate(python, case, seconds, processes or case["processes"])))
         for kind in ("async", "sync"):
             found[kind].append(vector_rate(python, kind, case, seconds))
     rates = {name: statistics.median(values) for name, values in found.items()}
@@ -151,7 +153,8 @@ def main() -> int:
     parser.add_argument("--sim-python", default=sys.executable)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=1, help="simulator processes that share the worlds")
+    parser.add_argument("--processes", type=int, default=0,
+                        help="simulator processes that share the worlds; without it as many as the case says")
     parser.add_argument("--case", choices=list(CASES), action="append")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

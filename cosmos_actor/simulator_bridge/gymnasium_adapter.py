@@ -4,14 +4,18 @@ Observations: a Box or Discrete space is `state`, or `image` if it is uint8 with
 Tuple keep their names (`outer.inner`); texts are left out; float64 travels as float32. With `?render_mode=rgb_array`
 there is `image` from `render()`, unless the environment has pixels of its own. Actions: Discrete, or a Box of floats.
 Success: `is_success` or `success` of the last step's info, where there is one.
+
+`?wrappers=MODULE:NAME,MODULE:NAME(KEY=VALUE)` puts these around each environment, the first one innermost.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import re
 import sys
 from importlib import metadata
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -31,6 +35,7 @@ from .contract import (
     WorkUnit,
 )
 from .mistakes import Mistake
+from .plugins import parse_options
 from .slots import EachSlot
 
 KIND = "gymnasium"
@@ -40,6 +45,7 @@ MODULES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "Me
 """How IDs begin that are registered when this module is imported."""
 META_WORLD = "Meta-World/"
 """It draws its goals when it is made, and one of them before `reset` hears its seed: both are seeded from here."""
+WRAPPER = re.compile(r"([\w.]+):(\w+)(?:\((.*)\))?")
 PEELED = ("PassiveEnvChecker", "OrderEnforcing", "TimeLimit")
 """Wrappers of `gymnasium.make` that only cost time here: order, limit and shapes are looked at by `CheckedSession`."""
 
@@ -54,7 +60,8 @@ class Part(NamedTuple):
 
 
 def make(identity: str, **options: Any) -> Simulator:
-    """The simulator of this ID; `options` go to `gymnasium.make`. Raises Mistake, or what making it raises."""
+    """The simulator of this ID; `options` go to `gymnasium.make`, but for `wrappers`. Raises Mistake, or what making it
+    raises."""
     try:
         gymnasium = importlib.import_module("gymnasium")
     except ModuleNotFoundError as error:
@@ -64,18 +71,21 @@ def make(identity: str, **options: Any) -> Simulator:
             importlib.import_module(module)
     if META_WORLD in identity:
         options = {"seed": 0, **options}
-    return GymnasiumSimulator(gymnasium, identity, options)
+    wrappers = [wrapper_of(text) for text in split_wrappers(options.pop("wrappers", ""))]
+    return GymnasiumSimulator(gymnasium, identity, options, wrappers)
 
 
 class GymnasiumSimulator(Simulator):
     """One environment ID. A first environment is made at once, since only it knows its spaces; `open` uses it."""
 
-    def __init__(self, gymnasium: Any, identity: str, options: Dict[str, Any]) -> None:
+    def __init__(self, gymnasium: Any, identity: str, options: Dict[str, Any],
+                 wrappers: Sequence[Callable[[Any], Any]]) -> None:
         self._make_env = lambda: gymnasium.make(identity, disable_env_checker=True, **options)
+        self._wrappers = wrappers
         made = self._make_env()
         try:
             self._spec = made.spec
-            self._first: Any = peel(made)
+            made = self._first = self._wrapped(made)
             self._parts = observation_parts(made.observation_space)
             self._action, self._convert = action_of(made.action_space)
             self._frame = rendered_frame(made) if options.get("render_mode") == "rgb_array" else None
@@ -103,9 +113,15 @@ class GymnasiumSimulator(Simulator):
 
     def _world(self) -> Environment:
         env, self._first = self._first, None
-        env = peel(self._make_env()) if env is None else env
+        env = self._wrapped(self._make_env()) if env is None else env
         seed_choices = self._np_random if META_WORLD in self._identity else None
         return GymnasiumWorld(env, self._parts, self._convert, self._frame is not None, seed_choices)
+
+    def _wrapped(self, env: Any) -> Any:
+        env = peel(env)
+        for wrapper in self._wrappers:
+            env = wrapper(env)
+        return env
 
     def _libraries(self) -> Dict[str, str]:
         package = self._identity.partition(":")[0] if ":" in self._identity else str(self._spec.entry_point)
@@ -167,6 +183,28 @@ def peel(env: Any) -> Any:
     while type(env).__name__ in PEELED and type(env).__module__.startswith("gymnasium.wrappers"):
         env = env.env
     return env
+
+
+def split_wrappers(text: str) -> List[str]:
+    """At the commas that are in no parentheses."""
+    return [part for part in re.split(r",(?![^(]*\))", text) if part]
+
+
+def wrapper_of(text: str) -> Callable[[Any], Any]:
+    """What `MODULE:NAME` or `MODULE:NAME(KEY=VALUE,…)` makes of an environment. Raises Mistake."""
+    match = WRAPPER.fullmatch(text)
+    if match is None:
+        raise Mistake("wrapper {}: expected MODULE:NAME or MODULE:NAME(KEY=VALUE), such as "
+                      "minigrid.wrappers:RGBImgObsWrapper(tile_size=8)".format(text))
+    module, name, inside = match.groups()
+    options = parse_options(inside.split(",") if inside else [])
+    try:
+        made = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise Mistake("wrapper {}: there is no module {} in {}".format(text, error.name, sys.executable)) from error
+    except AttributeError as error:
+        raise Mistake("wrapper {}: there is no {} in {}".format(text, name, module)) from error
+    return functools.partial(made, **options)
 
 
 def observation_parts(space: Any) -> List[Part]:

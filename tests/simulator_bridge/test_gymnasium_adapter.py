@@ -212,3 +212,51 @@ def test_the_environment_that_was_described_is_the_first_one_used() -> None:
     gymnasium.register("Counted-v0", entry_point=make)
     Served("Counted-v0", envs=2)
     assert len(made) == 2
+
+
+class Shifted(gymnasium.ObservationWrapper):
+    """Importable by name, and without what gymnasium asks of wrappers that are to be in a spec."""
+
+    def __init__(self, env: Any, by: float = 1.0, times: int = 1) -> None:
+        super().__init__(env)
+        self.by = by * times
+        self.observation_space = spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+
+    def observation(self, seen: Any) -> Any:
+        return np.asarray(seen, np.float32) + self.by
+
+
+def doubled(env: Any) -> Any:
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda seen: seen * 2, *([env.observation_space] if gymnasium.__version__[0] != "0" else []))
+
+
+def first_seen(name: str) -> Any:
+    simulator = load(SimulatorName.parse(name))
+    session = simulator.open(2)
+    try:
+        session.reset([0, 1], [WorkUnit("u", "CartPole-v1", 7), WorkUnit("u", "CartPole-v1", 7)])
+        return session.observe([0, 1])["state"]
+    finally:
+        session.close()
+
+
+def test_wrappers_are_put_around_every_world_the_first_innermost() -> None:
+    here = __name__
+    plain = first_seen("gymnasium:CartPole-v1")
+    shifted = first_seen(f"gymnasium:CartPole-v1?wrappers={here}:Shifted(by=0.5,times=2),{here}:doubled")
+    np.testing.assert_allclose(shifted, (plain + 1) * 2, rtol=1e-6)
+    assert (first_seen(f"gymnasium:CartPole-v1?wrappers={here}:doubled,{here}:Shifted") == plain * 2 + 1).all()
+
+
+@pytest.mark.parametrize(("wrapper", "said"), [
+    ("Shifted", "expected MODULE:NAME"),
+    ("no_such_module:Shifted", "there is no module no_such_module"),
+    ("gymnasium.wrappers:NoSuch", "there is no NoSuch in gymnasium.wrappers"),
+    (f"{__name__}:Shifted(by)", "expected NAME=VALUE"),
+    (f"{__name__}:Shifted(nothing=1)", "unexpected keyword argument 'nothing'"),
+])
+def test_a_wrapper_that_is_none_is_a_mistake_in_one_line(wrapper: str, said: str) -> None:
+    with pytest.raises(Mistake, match=said) as mistake:
+        load(SimulatorName.parse("gymnasium:CartPole-v1?wrappers=" + wrapper))
+    assert "\n" not in str(mistake.value)

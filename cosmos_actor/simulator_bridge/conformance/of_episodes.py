@@ -194,11 +194,14 @@ def different_seeds_differ(bench: Bench) -> str:
     if task is None:
         raise Skipped("every task has a set of initial states")
     with bench.session() as player:
+        first = [player.reset({0: bench.unit(seed, task)})[0].observations for seed in range(SEEDS)]
+        if any(difference(first[0], seen) for seen in first[1:]):
+            return "{} seeds, at the reset".format(SEEDS)
         traces = [player.play({0: bench.unit(seed, task)}, bench.actions(bench.steps))[0] for seed in range(SEEDS)]
     if not any(_apart(traces[0], trace) for trace in traces[1:]):
         raise Failed("seeds 0 to {} of {} give the same {} steps; if it has only one beginning, say so by "
                      "initial_states=1".format(SEEDS - 1, task.name, len(traces[0]) - 1))
-    return "{} seeds".format(SEEDS)
+    return "{} seeds, after the reset".format(SEEDS)
 
 
 def _apart(one: List[Moment], other: List[Moment]) -> bool:

@@ -39,7 +39,8 @@ def memory_does_not_grow(bench: Bench) -> str:
     with bench.session() as player:
         for block in range(MEMORY_BLOCKS):
             for index in range(EPISODES_PER_BLOCK):
-                player.play({0: bench.unit(index)}, bench.actions(min(bench.steps, EPISODE_STEPS), seed=index))
+                player.reset({0: bench.unit(index)})
+                player.chunk([0], bench.actions(min(bench.steps, EPISODE_STEPS), seed=index)[None])
             gc.collect()
             if block:
                 sizes.append(resident_bytes())

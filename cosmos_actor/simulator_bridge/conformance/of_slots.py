@@ -49,7 +49,8 @@ def an_ended_slot_stays_as_it_was(bench: Bench) -> str:
         player.reset({0: bench.unit(1)})
         player.step([0], bench.actions(1))
     if not endings:
-        raise Skipped("no episode ended by its own rules within {} random steps".format(END_STEPS))
+        raise Skipped("no episode ended by its own rules within {} random steps and {:g} s".format(
+            END_STEPS, END_S))
     found = looks_like_a_reset(endings, beginnings)
     if found:
         raise Failed(found + ": a session never resets a slot by itself")

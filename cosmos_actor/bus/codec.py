@@ -205,8 +205,9 @@ def mapping(inner: Codec) -> Codec:
     def check(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _wrong("dict", value)
-        if not all(type(key) is str for key in value):
-            raise Bad("keys must be str")
+        for key in value:
+            if type(key) is not str:
+                raise Bad("keys must be str")
         return value.items()
 
     def encode(value: Any, ctx: Encoding) -> Any:

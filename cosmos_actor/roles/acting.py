@@ -64,6 +64,9 @@ class BatchedActing:
 
     async def act(self, observations: Observations, noise: np.ndarray) -> Acted:
         """For n observations, with noise [n, …]."""
+        if self.asking <= 1 and not self._waiting:  # nobody to wait for, and a task costs two turns of the loop
+            self._count([len(noise)])
+            return await self._act(observations, noise)
         loop = asyncio.get_running_loop()
         question = _Question(observations, noise, loop.create_future())
         self._waiting.append(question)
@@ -75,6 +78,11 @@ class BatchedActing:
 
     def statistics(self) -> dict[str, int]:
         return dict(self._counts)
+
+    def _count(self, rows: list[int]) -> None:
+        self._counts["batches"] += 1
+        self._counts["questions"] += len(rows)
+        self._counts["rows"] += sum(rows)
 
     def _leave(self) -> None:
         if self._timer is not None:
@@ -88,9 +96,7 @@ class BatchedActing:
 
     async def _answer(self, batch: list[_Question]) -> None:
         rows = [len(question.noise) for question in batch]
-        self._counts["batches"] += 1
-        self._counts["questions"] += len(batch)
-        self._counts["rows"] += sum(rows)
+        self._count(rows)
         try:
             acted = await self._act(_joined([question.observations for question in batch]),
                                     np.concatenate([question.noise for question in batch]))

@@ -32,7 +32,8 @@ class Row:
     @classmethod
     def of(cls, observations: Mapping[str, np.ndarray], acted: Acted, stepped: Stepped) -> Row:
         terminated = stepped.terminated.astype(bool)
-        return cls(observations, acted, stepped.rewards.sum(axis=1), terminated,
+        rewards = stepped.rewards
+        return cls(observations, acted, rewards[:, 0] if rewards.shape[1] == 1 else rewards.sum(axis=1), terminated,
                    stepped.truncated.astype(bool) & ~terminated, stepped.final_observations)
 
     @property

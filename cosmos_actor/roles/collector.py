@@ -297,9 +297,10 @@ class _Running:
         if len(answer.slots) < len(self._seats):
             kept = self._drop(answer.failures, but=answer.slots.tolist())
             acted = acted.rows(kept)
-        self._cohort.add(Row.of(self._last, acted, answer))
+        row = Row.of(self._last, acted, answer)
+        self._cohort.add(row)
         self._last = dict(answer.observations)
-        self._count(answer)
+        self._count(answer, row.rewards.tolist())
         if answer.failures:
             self._drop(answer.failures)  # an episode ended well, and the next one could not begin
 
@@ -307,15 +308,13 @@ class _Running:
         """An episode may end with this step, and the queued one begin."""
         return self._collector.limits.reset_s
 
-    def _count(self, answer: Stepped) -> None:
-        rewards = answer.rewards.sum(axis=1).tolist()
+    def _count(self, answer: Stepped, rewards: list[float]) -> None:
         for at, seat in enumerate(self._seats):
             seat.total += rewards[at]
             seat.length += 1
-        if len(answer.ended):
-            for slot in answer.ended.tolist():
-                at = next(at for at, seat in enumerate(self._seats) if seat.slot == slot)
-                self._episode(at, answer)
+        for slot in answer.ended.tolist():
+            at = next(at for at, seat in enumerate(self._seats) if seat.slot == slot)
+            self._episode(at, answer)
         if self._collector.clock() - self._renewed > RENEW_EVERY_S:
             self._renewed = self._collector.clock()
             self._collector.renew(self._seats)

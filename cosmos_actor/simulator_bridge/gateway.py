@@ -124,6 +124,8 @@ class AttachedSimulator:
                 stepped = await self._answer(make(self._number), what, asyncio.get_running_loop().time() + deadline_s)
             finally:
                 self.doing, self._since = "", asyncio.get_running_loop().time()
+            if self.gone:  # since it answered: what its slots held is with others by now
+                raise self._lost()
             self._counts["seconds"] += stepped.seconds
             return stepped
 
@@ -152,9 +154,12 @@ class AttachedSimulator:
         except asyncio.TimeoutError:
             pass
         if self._link is None:
-            raise SimulatorError("lost", "{} is gone: {}".format(
-                self, self.gone or "it has not come back within {:g} s".format(self._resume_s)))
+            raise self._lost()
         return self._link
+
+    def _lost(self) -> SimulatorError:
+        return SimulatorError("lost", "{} is gone: {}".format(
+            self, self.gone or "it has not come back within {:g} s".format(self._resume_s)))
 
     def __str__(self) -> str:
         return "{} ({})".format(self.name, self.description.simulator)

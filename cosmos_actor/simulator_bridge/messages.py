@@ -12,8 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, List
 
-import numpy as np
-
 from cosmos_actor.bus.schema import Array, Json, array, schema
 
 from .contract import Description, WorkUnit
@@ -136,32 +134,32 @@ class Stepped:
     """Time that the simulator computed."""
 
     @property
-    def slots(self) -> np.ndarray:
+    def slots(self) -> Array:
         """[n]"""
         return self.rows[:, SLOT]
 
     @property
-    def steps(self) -> np.ndarray:
+    def steps(self) -> Array:
         """[n]"""
         return self.rows[:, STEPS]
 
     @property
-    def terminated(self) -> np.ndarray:
+    def terminated(self) -> Array:
         """[n] of 0 and 1"""
         return self.rows[:, TERMINATED]
 
     @property
-    def truncated(self) -> np.ndarray:
+    def truncated(self) -> Array:
         """[n] of 0 and 1"""
         return self.rows[:, TRUNCATED]
 
     @property
-    def success(self) -> np.ndarray:
+    def success(self) -> Array:
         """[n] of contract.UNKNOWN, FAILURE, SUCCESS"""
         return self.rows[:, SUCCEEDED]
 
     @property
-    def ended(self) -> np.ndarray:
+    def ended(self) -> Array:
         """[m]: slots whose episode ended, in the order of `slots`."""
         if self.observations and not self.final_observations:
             return self.rows[:0, SLOT]

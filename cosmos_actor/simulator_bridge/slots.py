@@ -28,7 +28,8 @@ class EachSlot(SimSession):
         except BaseException:
             self.close()
             raise
-        self._tells_success = any(type(world).success is not Environment.success for world in self._worlds)
+        self._tells_success = any(
+            world is not None and type(world).success is not Environment.success for world in self._worlds)
 
     def reset(self, slots: Sequence[int], units: Sequence[WorkUnit]) -> None:
         errors: Dict[int, BaseException] = {}

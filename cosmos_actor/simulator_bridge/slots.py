@@ -21,6 +21,7 @@ class EachSlot(SimSession):
     def __init__(self, make: Callable[[], Environment], envs: int) -> None:
         """Raises what `make` raises; no world stays open then."""
         self._make = make
+        self._closed = False
         self._worlds: List[Optional[Environment]] = []
         try:
             for _ in range(envs):
@@ -78,6 +79,7 @@ class EachSlot(SimSession):
     def close(self) -> None:
         """Every world, also if one of them raises; raises the first of those errors."""
         errors: Dict[int, BaseException] = {}
+        self._closed = True
         for slot, world in enumerate(self._worlds):
             self._worlds[slot] = None
             try:
@@ -90,6 +92,8 @@ class EachSlot(SimSession):
 
     def _world(self, slot: int) -> Environment:
         world = self._worlds[slot]
+        if self._closed:
+            raise RuntimeError("the session is closed")
         if world is None:
             world = self._worlds[slot] = self._make()
         return world

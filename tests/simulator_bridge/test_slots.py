@@ -74,3 +74,18 @@ def test_no_world_stays_open() -> None:
     with pytest.raises(RuntimeError, match="no more windows"):
         EachSlot(half, 3)
     assert [world.closed for world in half.worlds] == [True] * 2
+
+
+def test_after_close_there_is_no_world_and_none_is_made() -> None:
+    made = Made()
+    session = EachSlot(made, 1)
+    session.reset([0], [unit()])
+    session.close()
+    with pytest.raises(SlotErrors) as step:
+        session.step([0], np.array([1]))
+    with pytest.raises(SlotErrors) as reset:
+        session.reset([0], [unit()])
+    assert "the session is closed" in str(step.value.errors[0]) and "the session is closed" in str(reset.value.errors[0])
+    with pytest.raises(RuntimeError, match="the session is closed"):
+        session.observe([0])
+    assert len(made.worlds) == 1

@@ -85,7 +85,7 @@ def test_after_close_there_is_no_world_and_none_is_made() -> None:
         session.step([0], np.array([1]))
     with pytest.raises(SlotErrors) as reset:
         session.reset([0], [unit()])
-    assert "the session is closed" in str(step.value.errors[0]) and "the session is closed" in str(reset.value.errors[0])
+    assert [str(raised.value.errors[0]) for raised in (step, reset)] == ["the session is closed"] * 2
     with pytest.raises(RuntimeError, match="the session is closed"):
         session.observe([0])
     assert len(made.worlds) == 1

@@ -87,10 +87,23 @@ def launch(settings: RunSettings, *, directory: RunDirectory, inproc: bool, list
     """Run the job of `directory` to its end, from its latest checkpoint if it has one."""
     keys = _run_keys(directory)
     if inproc:
+        refuse_without_simulator(settings)
         from cosmos_actor.job.inproc import run_inproc
 
         return run_inproc(settings, directory, observer)
     return asyncio.run(Launch(settings, directory, keys, listen, observer).run())
+
+
+def refuse_without_simulator(settings: RunSettings) -> None:
+    """Nobody can attach to a job in one process, and nothing there has a deadline: it would wait for ever."""
+    if settings.run.experience != SIMULATOR:
+        return
+    if not settings.sim.count:
+        raise UserError("sim.count = 0: nobody can attach with --inproc; give it at least one simulator of its own",
+                        setting="sim.count")
+    if settings.rollout.count > 1:
+        raise UserError(f"rollout.count = {settings.rollout.count}: with --inproc all simulators are the first "
+                        "rollout's, and the others would wait for ever; make it 1", setting="rollout.count")
 
 
 def _run_keys(directory: RunDirectory) -> dict[str, Path]:
@@ -255,10 +268,15 @@ class Launch:
         self._registry.exited(incarnation, reason)
         if event["outcome"] != LifeOutcome.ABNORMAL.value:
             return
-        if event["exit_code"] == MISTAKE:
+        if event["exit_code"] == MISTAKE and not self._served_simulator(actor, incarnation):
             self._end(MISTAKE, f"{actor}: {reason}")
         elif self._starts.ended(actor, incarnation, reason):
             self._end(1, f"{actor} ended {MOST_IN_VAIN} times in a row before it was ready: {reason}")
+
+    def _served_simulator(self, actor: str, incarnation: str) -> bool:
+        """Its settings were right when it attached: somebody who attaches under its name ends it, and not the job."""
+        return self._starts.is_serving(actor, incarnation) and any(
+            child["actor"] == actor and child["role"] == SIMULATOR for child in self._supervisor.children())
 
     def _end(self, exit_code: int, reason: str) -> None:
         """The first reason for which no restart would help is how the job ended."""

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
     from cosmos_actor.weight_plane.version import Version
 
+SAY_S = 2.0
+"""Of the deadline, for the rollout to say that nobody has attached: that is more than that the time is over."""
+
 
 class Simulators(Producer):
     """Guarantee: an episode is in episodes.jsonl once, under the step that trained on its end."""
@@ -35,7 +38,8 @@ class Simulators(Producer):
     def describe(self) -> Description:
         """What the run's simulators are, which is what the first that attaches is; every rollout hears of it."""
         if self._description is None:
-            request = DescribeRequest(self._job.settings.run.deadline_s)
+            deadline_s = self._job.settings.run.deadline_s
+            request = DescribeRequest(max(deadline_s - SAY_S, deadline_s / 2))
             self._job.call("rollout", request, "the first simulator to attach", self._known).resolve()
         assert self._description is not None
         return self._description

@@ -23,6 +23,10 @@ class Starts:
         self._serving[actor] = incarnation
         self._in_vain[actor] = 0
 
+    def is_serving(self, actor: str, incarnation: str) -> bool:
+        """Whether this life's setup was over, also where it has ended since."""
+        return self._serving.get(actor) == incarnation
+
     def ended(self, actor: str, incarnation: str, reason: str) -> bool:
         """Note the end of a life that nobody asked to end; True when it is one in vain too many.
 
@@ -30,6 +34,6 @@ class Starts:
         """
         if HEAD_GONE in reason:
             return False
-        if self._serving.get(actor) != incarnation:
+        if not self.is_serving(actor, incarnation):
             self._in_vain[actor] += 1
         return self._in_vain[actor] >= MOST_IN_VAIN

@@ -108,7 +108,12 @@ def _close(session: SimSession) -> None:
 
 def described(simulator: Simulator, name: str, envs: int) -> Description:
     """What it says of itself, under the name by which it was asked for. Raises Mistake."""
-    description = simulator.describe()
+    try:
+        description = simulator.describe()
+    except (Exception, SystemExit) as error:
+        raise Mistake("{} can not describe itself: {}: {}".format(name, type(error).__name__, error)) from error
+    if not isinstance(description, Description):
+        raise Mistake("{} describes itself by {} and no Description".format(name, type(description).__name__))
     if not 1 <= envs <= description.max_envs:
         raise Mistake("--envs {}: {} has 1 to {} in one process".format(envs, name, description.max_envs))
     embodiment = simulator.embodiment
@@ -119,7 +124,7 @@ def opened(simulator: Simulator, name: str, envs: int) -> SimSession:
     """Raises Mistake: no display, no licence, no memory for so many."""
     try:
         return simulator.open(envs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Mistake("{} can not open {} environments: {}: {}".format(
             name, envs, type(error).__name__, error)) from error
 

@@ -86,7 +86,7 @@ def load(name: SimulatorName) -> Simulator:
         simulator = found(*[word for word in arguments if word], **name.options)
     except Mistake:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Mistake("{} can not be made: {}".format(name, _one_line(error))) from error
     if not isinstance(simulator, Simulator):
         raise Mistake("{} gave {} and no Simulator".format(name, type(simulator).__name__))

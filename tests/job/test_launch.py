@@ -12,7 +12,8 @@ import pytest
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.bus import KeyRing
 from cosmos_actor.job.controller import DRAIN_SIGNAL
-from cosmos_actor.job.launch import Launch, _run_keys
+from cosmos_actor.job.launch import Launch, _run_keys, refuse_without_simulator
+from cosmos_actor.job.starts import Starts
 
 
 class PlayedSupervisor:
@@ -86,3 +87,30 @@ def test_a_controller_that_is_through_and_leaves_is_not_mute(last_word, why):
     launch._last_word = last_word
     asyncio.run(launch._stop_after_drain("SIGTERM"))
     assert len(supervisor.stopped) == 1 and why in supervisor.stopped[0]
+
+
+@pytest.mark.parametrize(("role", "ready", "ends"), [
+    ("simulator", True, False), ("simulator", False, True), ("policy", True, True)])
+def test_somebody_who_takes_the_name_of_a_simulator_that_has_attached_does_not_end_the_job(role, ready, ends):
+    launch = object.__new__(Launch)
+    launch._registry = SimpleNamespace(exited=lambda incarnation, reason: None)
+    launch._supervisor = SimpleNamespace(children=lambda: [{"actor": "one-0", "role": role}])
+    launch._starts, verdicts = Starts(), []
+    launch._end = lambda code, reason: verdicts.append(code)
+    if ready:
+        launch._starts.served("one-0", "1-a")
+    launch._on_event({"event": "exited", "actor": "one-0", "incarnation": "1-a", "reason": "another process",
+                      "outcome": "abnormal", "exit_code": 2})
+    assert verdicts == [2] * ends
+
+
+@pytest.mark.parametrize(("sim", "rollouts", "setting"), [(0, 1, "sim.count"), (1, 2, "rollout.count"), (1, 1, "")])
+def test_in_one_process_a_rollout_without_a_simulator_is_refused(sim, rollouts, setting):
+    settings = SimpleNamespace(run=SimpleNamespace(experience="simulator"), sim=SimpleNamespace(count=sim),
+                               rollout=SimpleNamespace(count=rollouts))
+    if not setting:
+        refuse_without_simulator(settings)
+        return
+    with pytest.raises(UserError) as caught:
+        refuse_without_simulator(settings)
+    assert caught.value.setting == setting

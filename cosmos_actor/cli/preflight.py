@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -25,10 +26,14 @@ from cosmos_actor.bus.errors import DescriptorLimit
 from cosmos_actor.bus.socket import check_descriptors
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
+from cosmos_actor.simulator_bridge.mistakes import Mistake
+from cosmos_actor.simulator_bridge.plugins import SimulatorName
 from cosmos_actor.trainer.model_directory import check_model_files
 
-INTERPRETER_DEADLINE_S = 20.0
+INTERPRETER_DEADLINE_S, SIMULATOR_DEADLINE_S = 20.0, 60.0
 """An interpreter that takes longer to import the bus is broken, and a check must end."""
+TASKS_SHOWN = 5
 NEEDS_TORCH = ("policy", "rollout", "reference")
 
 
@@ -46,8 +51,10 @@ def preflight(settings: RunSettings, run_directory: Path | None, *, resume: bool
     """All findings, in a fixed order. `run_directory` None: the run gets a fresh one; `inproc`: it opens no socket."""
     checks: list[tuple[str, Callable[[], str]]] = [
         ("placement", lambda: placement(settings)),
-        ("model", lambda: model(settings)),
-        ("task", lambda: task(settings)),
+        *([] if settings.run.experience == SIMULATOR else [
+            ("model", lambda: model(settings)),
+            ("task", lambda: task(settings)),
+        ]),
         ("loop", lambda: loop(settings)),
         ("run directory", lambda: free_run_directory(run_directory, resume=resume)),
         ("bus address", lambda: bindable(settings.bus.host, settings.bus.port)),
@@ -57,6 +64,8 @@ def preflight(settings: RunSettings, run_directory: Path | None, *, resume: bool
         checks.append(("descriptors", lambda: descriptors(settings.bus.min_descriptors)))
     if interpreters:
         checks += [("interpreter", partial(interpreter, asked)) for asked in interpreters_of(settings)]
+        if settings.run.experience == SIMULATOR and settings.sim.count:
+            checks.append(("simulator", lambda: simulator(settings, inproc=inproc)))
     with ThreadPoolExecutor(max_workers=len(checks)) as pool:
         return list(pool.map(lambda check: _look(*check), checks))
 
@@ -238,6 +247,26 @@ def interpreter(asked: Interpreter) -> str:
         last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
         raise NotFound(f"{asked.python} can not import cosmos_actor.bus: {last}", setting=setting)
     return f"{asked.python}, Python {ended.stdout.strip()}: {', '.join(asked.roles)}"
+
+
+def simulator(settings: RunSettings, *, inproc: bool) -> str:
+    """That the simulator which the job is to start can be loaded where it will run, and says what it is."""
+    sim = settings.sim
+    try:
+        name = str(SimulatorName.parse(sim.kind, sim.options))
+        python = sys.executable if inproc else sim.python or sys.executable
+        command = [python, "-m", "cosmos_actor.cli", "sim", "describe", name, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                              env={**os.environ, **sim.env}, timeout=SIMULATOR_DEADLINE_S)
+        if done.returncode == 0:
+            tasks = [str(task["name"]) for task in json.loads(done.stdout)["tasks"]]
+            return f"{sim.kind}: {len(tasks)} task{'s' * (len(tasks) > 1)}, {', '.join(tasks[:TASKS_SHOWN])}"
+    except Mistake as error:
+        raise NotFound(str(error), setting="sim.kind") from error
+    except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+        raise NotFound(f"{sim.kind} does not describe itself: {error}", setting="sim.kind") from error
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    raise NotFound(f"{sim.kind} can not be loaded by {command[0]}: {last.removeprefix('error: ')}", setting="sim.kind")
 
 
 def _try_interpreter(asked: Interpreter, setting: str) -> subprocess.CompletedProcess[str]:

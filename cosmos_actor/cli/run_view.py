@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cosmos_actor.actors.role_names import REGISTRY
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
 
 Record = Mapping[str, Any]
 RECENT_STEPS = 10
@@ -78,6 +79,8 @@ class RunView:
             return f"back to the latest checkpoint: {record.get('reason')}"
         if kind == "standstill":
             return f"nothing got done for {compact(number(record, 'for_s'), 0)} s: {record.get('why')}; stacks in logs/"
+        if kind.startswith(f"{SIMULATOR}_"):
+            return self._simulator(kind, record)
         if not name:
             return str(record.get("reason")) if kind == "stopping" and record.get("kind") in FAILURES else ""
         actor = self.actors.setdefault(name, ActorView(name, role=name.rpartition("-")[0] or name))
@@ -97,6 +100,26 @@ class RunView:
             actor.reasons.append(reason)
             return f"{name} left: {reason}" if kind == "departed" else ""
         return ""
+
+    def _simulator(self, kind: str, record: Record) -> str:
+        """One that nobody of the run has started is known by its attaching; failed attempts are the report's."""
+        name, text = str(record.get("simulator") or ""), str(record.get("text") or "")
+        if kind == "simulator_refused":
+            return f"{name} is refused: {text}"
+        if kind not in ("simulator_attached", "simulator_gone"):
+            return ""
+        actor = self.actors.setdefault(name, ActorView(name, role=SIMULATOR))
+        actor.stuck, by_hand = "", not actor.incarnation
+        if kind == "simulator_gone":
+            if by_hand:
+                actor.state = "exited"
+                actor.reasons.append(text)
+            return f"{name} is gone: {text}"
+        if not by_hand:
+            return ""
+        actor.state, actor.pid, actor.host = "ready", record.get("pid"), str(record.get("host") or "")
+        actor.interpreter = f"Python {record.get('python')}"
+        return f"{name} attached from {actor.host}"
 
     def _begins(self, actor: ActorView, record: Record, *, joined: bool) -> str:
         actor.state = "ready" if joined else "starting"

@@ -167,7 +167,8 @@ class SimulatorSection(ProcessSettings):
     reward_scale: float = setting(1.0, "the simulator's rewards are multiplied by it")
     reward_clip: NonNegativeFloat = setting(0.0, "then cut to ± this; 0 = not at all")
     step_s: PositiveFloat = setting(
-        10.0, "a simulator that takes longer for a step hangs: its work is given to another", unit="s", resumable=True)
+        10.0, "a simulator that takes longer for a step hangs, and its work is given to another; an episode may end "
+        "with it and the next begin, so reset_s is added", unit="s", resumable=True)
     reset_s: PositiveFloat = setting(60.0, "the same for a reset, which may load a scene", unit="s", resumable=True)
     resume_s: PositiveFloat = setting(
         5.0, "a simulator whose link is lost may come back for so long and go on where it was", unit="s",

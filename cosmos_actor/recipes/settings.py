@@ -83,6 +83,9 @@ def _simulator_disagreements(settings: RunSettings) -> Iterator[str]:
     sim, steps = settings.sim, settings.sim.fragment_steps * settings.data.prompts_per_step
     if sim.count > 0 and not sim.kind:
         yield f"sim.count = {sim.count} needs sim.kind, such as gymnasium:CartPole-v1"
+    if 0 < sim.count < settings.rollout.count:
+        yield (f"sim.count = {sim.count} is under rollout.count = {settings.rollout.count}: a rollout without a "
+               "simulator collects nothing; 0 for simulators that all come by `attach`")
     if steps < settings.control.ppo.mini_batches:
         yield (f"data.prompts_per_step x sim.fragment_steps = {steps} is under control.ppo.mini_batches = "
                f"{settings.control.ppo.mini_batches}")

@@ -32,6 +32,9 @@ from cosmos_actor.simulator_bridge.messages import Attach
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.swap import WeightsHeld
 
+SHARE = 0.9
+"""Of the deadline of whoever asks: with all of it, its line would be that the time is over, and not why."""
+
 
 class ControlRolloutRole(WeightsHolder):
     """Every step says which version of the weights chose its action; one request is collected at a time."""
@@ -144,10 +147,24 @@ class ControlRolloutRole(WeightsHolder):
         async with self.one_at_a_time:
             begun = self.context.clock.monotonic()
             with self.context.waiting(f"{len(request.tasks)} fragments", "simulator"):
-                found = await self.collector.collect(request.tasks)
+                found = await self._collected(request.tasks)
             groups = await self.context.compute("values", self._fragments, request, found)
         return Generation(groups, self.context.clock.monotonic() - begun,
                           sum(group.token_count for group in groups))
+
+    async def _collected(self, tasks: Sequence[CollectTask]) -> list[dict[str, Any]]:
+        """Raises DeadlineExceeded before its asker does, and says who is attached."""
+        assert self.collector is not None
+        deadline_s = SHARE * self.context.settings.run.deadline_s
+        try:
+            return await asyncio.wait_for(self.collector.collect(tasks), deadline_s)
+        except asyncio.TimeoutError as error:
+            present = self.context.simulators.present
+            attached = ", ".join(str(simulator) for simulator in present) or "none"
+            raise DeadlineExceeded(
+                f"{self.context.identity.actor} has not collected {len(tasks)} fragments within {deadline_s:g} s; "
+                f"simulators attached to it: {attached}", setting="sim.count" if not present else "run.deadline_s"
+            ) from error
 
     def _fragments(self, request: CollectRequest, found: Sequence[dict[str, Any]]) -> list[Fragment]:
         """With the values of what follows the boundaries, all of them in one pass."""

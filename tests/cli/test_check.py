@@ -87,3 +87,22 @@ def test_explain_lists_every_setting_with_value_unit_and_reason(cli: Cli) -> Non
     assert by_name["run.deadline_s"]["unit"] == "s" and "waits" in by_name["run.deadline_s"]["why"]
     assert by_name["data.arithmetic.largest"]["value"] == 9
     assert "run.seed = 0" in cli("check", "grpo-arithmetic", "--explain").out
+
+
+def test_check_of_a_job_on_simulators_asks_the_simulator(cli: Cli) -> None:
+    answer = cli("check", "ppo-cartpole")
+    assert answer.code == 0
+    assert "simulator: gymnasium:CartPole-v1: 1 task, CartPole-v1" in answer.out
+    assert "model:" not in answer.out and "task:" not in answer.out and "simulator-0" in answer.out
+
+
+@pytest.mark.parametrize(("settings", "line"), [
+    (["sim.kind=gymnesium:X"], "did you mean `gymnasium`"), (["sim.kind=gymnasium:CartPole-v99"], "VersionNotFound"),
+    (["sim.kind=CartPole-v1"], "expected KIND:ID"), (["sim.kind="], "sim.count = 1 needs sim.kind"),
+    (["rollout.count=2"], "sim.count = 1 is under rollout.count = 2"),
+    (["policy.ranks=2"], "a control policy is trained by one rank"),
+    (["sim.fragment_steps=1", "data.prompts_per_step=1"], "is under control.ppo.mini_batches = 4"),
+    (["sim.python=/nowhere/python"], "there is no interpreter /nowhere/python")])
+def test_what_a_job_on_simulators_can_not_be_is_one_line(cli: Cli, settings: list[str], line: str) -> None:
+    answer = cli("check", "ppo-cartpole", *(word for setting in settings for word in ("--set", setting)))
+    assert answer.code == 2 and line in answer.err

@@ -117,3 +117,22 @@ def test_the_registry_is_no_actor_that_takes_part() -> None:
     view.add_events([{"event": "started", "actor": actor, "incarnation": "1-a", "pid": 1, "role": actor[:-2]}
                      for actor in ("registry-0", "policy-0", "rollout-0")])
     assert set(view.actors) == {"registry-0", "policy-0", "rollout-0"} and view.alive == 2
+
+
+def test_a_simulator_that_comes_by_hand_is_an_actor_and_one_that_is_back_is_not_stuck() -> None:
+    view = RunView()
+    told = view.add_events([
+        {"event": "started", "actor": "simulator-0", "incarnation": "1-aa", "pid": 7, "role": "simulator"},
+        {"event": "simulator_attached", "simulator": "simulator-0", "pid": 7, "host": "here", "python": "3.11.7"},
+        {"event": "simulator_attached", "simulator": "bench", "pid": 8, "host": "there", "python": "3.8.18"},
+        {"event": "stuck", "actor": "simulator-0", "reason": "no heartbeat for 3.1 s"},
+        {"event": "simulator_gone", "simulator": "simulator-0", "text": "no heartbeat for 5.0 s"},
+        {"event": "simulator_failed", "simulator": "simulator-0 (kind)", "text": "lost", "kind": "lost"},
+        {"event": "simulator_refused", "simulator": "other", "text": "this run is about CartPole"},
+        {"event": "simulator_gone", "simulator": "bench", "text": "it left: asked by SIGINT"}])
+    assert told == ["bench attached from there", "simulator-0 is stuck: no heartbeat for 3.1 s",
+                    "simulator-0 is gone: no heartbeat for 5.0 s", "other is refused: this run is about CartPole",
+                    "bench is gone: it left: asked by SIGINT"]
+    ours, bench = view.actors["simulator-0"], view.actors["bench"]
+    assert (ours.stuck, ours.state, bench.state, bench.interpreter) == ("", "starting", "exited", "Python 3.8.18")
+    assert set(view.actors) == {"simulator-0", "bench"}

@@ -41,6 +41,9 @@ def recipe_layers(recipe: str, beside: Path | None = None, depth: int = 0) -> li
     if not _looks_like_path(recipe):
         return [Layer(f"recipe {recipe}", parse_toml(_packaged(recipe), f"recipe {recipe}"))]
     path = (beside / recipe) if beside is not None else Path(recipe)
+    if path.is_dir():
+        raise BadValue(f"{recipe} is a directory and no recipe; a run is gone on with by `up RECIPE --resume --run-dir "
+                       f"{recipe}`")
     tree = parse_toml(read_text(path), str(path))
     base = tree.pop("base", None)
     if base is None:

@@ -20,6 +20,7 @@ from cosmos_actor import death
 from cosmos_actor.bus.errors import KeyFileError
 from cosmos_actor.bus.keys import KeyRing
 
+from . import orphans
 from .checked import CheckedSession
 from .contract import Description, SimSession, Simulator
 from .messages import SIMULATOR, Attach
@@ -30,6 +31,8 @@ from .plugins import SimulatorName, load
 FORCE_S = 5.0
 """After a signal, or after the end: whatever hangs in the simulator's own code or threads is left behind by then."""
 ADDRESS = re.compile(r"tcp://([^\s:/\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(\d{1,5})")
+LONGEST_NAME = 64
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,%d}" % (LONGEST_NAME - 1))
 UNATTENDED = {
     "HF_HUB_OFFLINE": "1",
     "PIP_NO_INPUT": "1",
@@ -59,7 +62,16 @@ def attach(options: AttachOptions) -> int:
     death.install()
     name = SimulatorName.parse(options.simulator, options.options)
     address, keys = valid_address(options.connect), simulators_key(Path(options.key))
+    _check_name(options.name)
     own_stdio()
+    orphans.adopt()
+    try:
+        return _attach(options, name, address, keys)
+    finally:
+        orphans.end()
+
+
+def _attach(options: AttachOptions, name: SimulatorName, address: str, keys: KeyRing) -> int:
     simulator = load(name)
     description = described(simulator, str(name), options.envs)
     session = opened(simulator, str(name), options.envs)
@@ -136,6 +148,13 @@ def valid_address(text: str) -> str:
     return text
 
 
+def _check_name(name: str) -> None:
+    """Raises Mistake. It becomes a name in files and lines of the run."""
+    if name and NAME.fullmatch(name) is None:
+        raise Mistake("--name {}: expected letters, digits, dots, dashes and underscores, at most {}".format(
+            name[:LONGEST_NAME], LONGEST_NAME))
+
+
 def simulators_key(path: Path) -> KeyRing:
     """The key that a simulator comes in with. Raises Mistake."""
     if not path.is_file():
@@ -178,4 +197,5 @@ def _end_anyway(code: int) -> None:
 
 
 def _exit(code: int) -> None:
+    orphans.end()
     os._exit(code)

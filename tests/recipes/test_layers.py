@@ -145,3 +145,8 @@ def test_every_packaged_recipe_resolves(name: str) -> None:
 
 def test_every_setting_says_why_it_exists() -> None:
     assert [path for path, field in fields() if len(field.description or "") < 10] == []
+
+
+def test_a_run_directory_in_the_place_of_a_recipe_is_told_how_to_go_on(tmp_path):
+    with pytest.raises(BadValue, match=r"is a directory and no recipe; .*`up RECIPE --resume --run-dir "):
+        resolve(str(tmp_path))

@@ -67,6 +67,14 @@ def test_it_serves_until_the_run_is_over(keys: Keys, popen: Popen, tmp_path: Pat
     scenario(keys, play)
 
 
+@pytest.mark.parametrize("name", ["../../x", "a b", "-x", "x" * 65])
+def test_a_name_that_can_not_be_a_file_is_refused(name: str, keys: Keys, popen: Popen) -> None:
+    process = attach(popen, *to("tcp://127.0.0.1:9", keys["simulator"]), "--name={}".format(name))
+    code, out, err = ended(process)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+    assert err.startswith("error: --name {}: expected letters".format(name[:64]))
+
+
 def test_what_it_prints_and_asks_breaks_nothing(keys: Keys, popen: Popen) -> None:
     async def play(driver: Driver, address: str) -> None:
         process = attach(popen, *to(address, keys["simulator"], "--envs", "3"))

@@ -22,6 +22,7 @@ from cosmos_actor.actors.role_names import REGISTRY
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.wait_graph import graph_of, one_line
 from cosmos_actor.actors.watch import SILENT, Finding, GoesOn, KillStuck, Standstill, Stuck, Watch, sight_of
+from cosmos_actor.simulator_bridge.messages import SIMULATOR
 
 LOOK_S = 0.25
 """Between two looks. Rarer, and what is stuck is not found within 3 s."""
@@ -62,12 +63,16 @@ class Sentinel:
             await asyncio.sleep(LOOK_S)
 
     def mute_role(self, seconds: float) -> str:
-        """A role all of whose actors are silent for at least so long, or lost to the run; empty if there is none."""
+        """A role all of whose actors are silent for at least so long, or lost to the run; simulators also where one is
+        waited for so long and none is there. Empty if there is none."""
         silent = self._watch.silent_for(seconds, time.monotonic())
         members = self._head.members()
         answering = {member["role"] for member in members if member["actor"] not in silent}
         running = {child["role"] for child in self._actors() if child["state"] == State.READY.value}
-        return min((running | {member["role"] for member in members}) - answering, default="")
+        awaited = {wait["on"] for member in members for wait in (member.get("statistics") or {}).get("waits", [])
+                   if wait["for_s"] >= seconds}
+        here = {member["role"] for member in members}
+        return min((running | here | (awaited & {SIMULATOR})) - answering, default="")
 
     def facts(self) -> dict[str, Any]:
         """All that `wait_graph.graph_of` wants to know."""

@@ -169,6 +169,21 @@ def test_simulators_come_by_hand_and_leave_with_nothing_lost(run, attach):
     assert run.events("simulator_failed") == []
 
 
+def test_a_stop_does_not_wait_for_simulators_that_are_not_there(run, attach):
+    process = run.start(sets=["sim.count=0", "run.steps=100000", "run.checkpoint_every=100000", "sim.silent_s=2"])
+    only = attach("bench-1")
+    run.until_step(3)
+    only.send_signal(signal.SIGINT)
+    assert only.wait(20.0) == 0
+    eventually(lambda: run.events("simulator_gone"), "the news that it has left", within_s=30.0)
+    time.sleep(4.0)  # longer than a stop waits for who is mute
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    run.wait(process)
+    assert time.monotonic() - begun < 30.0
+    assert "no actor of role simulator answers" in run.events("stopping")[-1]["reason"]
+
+
 @pytest.mark.parametrize(("fault", "kind", "text"), [
     ("raise", "step", "the arm is out of reach"), ("ask", "step", "EOF"), ("nan", "not_finite", "state"),
     ("shape", "shape", "state"), ("exit", "lost", "is gone"), ("hang", "lost", "is gone")])

@@ -26,7 +26,8 @@ from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.leases import Lease, LeaseTable
 from cosmos_actor.simulator_bridge.messages import Assignment, SlotFailure, Stepped
 
-RENEW_EVERY_S = 1.0
+RENEW_EVERY_S, LOOK_S = 1.0, 1.0
+"""Between two renewals of what a cohort holds, and two looks at what nobody renews."""
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 """(generator, n) -> noise [n, …] for n actions"""
 Source = Callable[[int], WorkUnit]
@@ -70,7 +71,7 @@ class Collector:
         """`tell` hears of each failure: {"kind", "text", "simulator", "unit", "attempt", "again"}. `prefix` begins the
         names of units, and no other collector of the run has it."""
         self._gateway, self._acting, self._leases, self._source = gateway, acting, leases, source
-        self._noise, self._limits, self._clock, self._tell = noise, limits, clock, tell
+        self._noise, self.limits, self.clock, self._tell = noise, limits, clock, tell
         self._seats: dict[AttachedSimulator, list[Seat]] = {}
         self._changed = asyncio.Event()
         self._prefix, self._units, self._number = prefix, 0, 0
@@ -89,6 +90,8 @@ class Collector:
         """
         self._given_up = 0
         self._number = max(self._number, min((task.first_unit for task in tasks), default=0))
+        for seats in self._seats.values():
+            self.renew(seats)
         pending, done = deque(tasks), {}
         running: dict[asyncio.Task[list[CollectTask]], AttachedSimulator] = {}
         try:
@@ -99,9 +102,12 @@ class Collector:
                 self._acting.asking = len(running)
                 for undone in await self._next_end(running):
                     pending.extend(undone)
-                if self._given_up > self._limits.most_given_up:
+                if self._given_up > self.limits.most_given_up:
                     raise SimulatorsFail(f"{self._given_up} work units were given up, after {self._failures()}: "
                                          "see the simulators' logs, or raise sim.most_given_up")
+        except BaseException:  # whatever ended it: what was made is thrown away, and its episodes count all the same
+            self._unreported += [episode for found in done.values() for episode in found["episodes"]]
+            raise
         finally:
             for task in running:
                 task.cancel()
@@ -127,17 +133,24 @@ class Collector:
 
     async def _next_end(self, running: dict[asyncio.Task[list[CollectTask]], AttachedSimulator]
                         ) -> list[list[CollectTask]]:
-        """What each cohort left undone that ends now; none when only somebody came or went."""
+        """What each cohort left undone that ends now; none when only somebody came or went, or nothing happened."""
         self._changed.clear()
         change = asyncio.ensure_future(self._changed.wait())
         try:
-            ended, _ = await asyncio.wait([*running, change], return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait([*running, change], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             change.cancel()
+        self._end_overdue()
         left = [task.result() for task in ended if task in running]
         for task in ended:
             running.pop(task, None)
         return left
+
+    def _end_overdue(self) -> None:
+        """Whoever holds a lease that was not renewed in time has not got on."""
+        for holder in {lease.holder for lease in self._leases.expired(self.clock())}:
+            for simulator in [one for one in self._seats if one.name == holder]:
+                self._gateway.dismiss(simulator, "it has not got on with a work unit within sim.lease_s")
 
     def _failures(self) -> str:
         counts = self._leases.statistics()["failures"]
@@ -151,7 +164,7 @@ class Collector:
         for seat in self._seats.pop(simulator, []):
             if simulator.left and seat.lease is not None:
                 self._leases.give_back(seat.lease)
-            self._fail(simulator, seat, "lost", f"{simulator} is gone: {simulator.gone}")
+            self.fail(simulator, seat, "lost", f"{simulator} is gone: {simulator.gone}")
         self._changed.set()
 
     # ---- one cohort
@@ -167,10 +180,14 @@ class Collector:
             await cohort.run()
         except SimulatorError as error:
             for seat in seats:
-                self._fail(simulator, seat, error.kind, error.text)
+                self.fail(simulator, seat, error.kind, error.text)
             if error.kind in ("hang", "lost"):
                 self._gateway.dismiss(simulator, error.text)
             return tasks
+        except asyncio.CancelledError:
+            for seat in seats:
+                self._let_go(seat)
+            raise
         finally:
             self._unreported += cohort.episodes_of_failed_slots()
         finished = cohort.finished()
@@ -186,7 +203,7 @@ class Collector:
             self._units += 1
             self._leases.add(replace(self._source(self._number), unit_id=f"{self._prefix}.{self._units}"))
             self._number += 1
-        lease = self._leases.take(simulator.name, self._clock())
+        lease = self._leases.take(simulator.name, self.clock())
         assert lease is not None
         return lease
 
@@ -194,13 +211,21 @@ class Collector:
         for seat in seats:
             for lease in (seat.lease, seat.queued):
                 if lease is not None:
-                    self._leases.renew(lease, self._clock())
+                    self._leases.renew(lease, self.clock())
 
     def ended(self, lease: Lease) -> bool:
         """Whether its episode counts."""
         return self._leases.done(lease)
 
-    def _fail(self, simulator: AttachedSimulator, seat: Seat, kind: str, text: str) -> None:
+    def _let_go(self, seat: Seat) -> None:
+        """In the middle of a request: how far the slot got, nobody knows, so its unit is begun anew."""
+        for lease in (seat.lease, seat.queued):
+            if lease is not None:
+                self._leases.give_back(lease)
+        seat.begin(None)
+        seat.queued, seat.observation = None, {}
+
+    def fail(self, simulator: AttachedSimulator, seat: Seat, kind: str, text: str) -> None:
         """The seat's episode came to nothing; what is queued there has not begun."""
         lease, queued = seat.lease, seat.queued
         seat.begin(None)
@@ -213,20 +238,9 @@ class Collector:
             self._tell({"kind": kind, "text": text, "simulator": str(simulator), "unit": lease.unit.unit_id,
                         "attempt": lease.unit.attempt, "again": verdict.again})
 
-    def fail(self, simulator: AttachedSimulator, seat: Seat, kind: str, text: str) -> None:
-        self._fail(simulator, seat, kind, text)
-
     async def act(self, observations: Mapping[str, np.ndarray], generator: np.random.Generator) -> Any:
         rows = len(next(iter(observations.values())))
         return await self._acting.act(observations, self._noise(generator, rows))
-
-    @property
-    def limits(self) -> CollectLimits:
-        return self._limits
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        return self._clock
 
 
 class _Running:

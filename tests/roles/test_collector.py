@@ -212,3 +212,38 @@ def test_one_that_leaves_in_the_middle_is_no_loss() -> None:
         assert yard.told == [] and yard.leases.statistics()["failures"] == {}
 
     run(scene())
+
+
+def test_a_request_that_is_given_up_leaves_no_slot_in_the_middle_of_an_episode() -> None:
+    async def scene() -> None:
+        yard = await Yard().open()
+        slow = await yard.attach("simulator-0", envs=2)
+        working = asyncio.ensure_future(yard.collector.collect(tasks(2, steps=400)))
+        await asyncio.sleep(0.05)
+        slow.answering.clear()  # it is in the middle of a step
+        await asyncio.sleep(0.05)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        slow.answering.set()
+        found = await collect(yard, 2)
+        assert yard.told == [] and yard.leases.statistics()["failures"] == {}
+        units = [episode["unit"] for episode in episodes(found)]
+        assert len(set(units)) == len(units) == yard.leases.statistics()["done"]
+
+    run(scene())
+
+
+def test_a_work_unit_that_nobody_gets_on_with_is_given_to_another() -> None:
+    async def scene() -> None:
+        yard = await Yard(lease_s=0.2, step_s=60.0).open()
+        stuck = await yard.attach("simulator-0", envs=2)
+        stuck.answering.clear()
+        working = asyncio.ensure_future(collect(yard, 2))
+        await asyncio.sleep(0.05)
+        await yard.attach("simulator-1", envs=2)
+        assert {item["actor"] for item in await working} == {"simulator-1"}
+        assert {failure["kind"] for failure in yard.told} == {"lost"}
+        assert "it has not got on with a work unit" in yard.told[0]["text"]
+
+    run(scene())

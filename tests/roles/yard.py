@@ -102,13 +102,13 @@ class Yard:
     """Start with `open`. Policy: action = step number mod 4, log-prob and value are what is seen."""
 
     def __init__(self, *, attempts: int = 3, step_s: float = 5.0, resume_s: float = 0.05, most_given_up: int = 2,
-                 max_wait_s: float = 0.05) -> None:
+                 max_wait_s: float = 0.05, lease_s: float = 60.0) -> None:
         self.network = MemoryNetwork()
         self.bus = Bus(Identity(RUN, "rollout", "rollout-0", new_incarnation()), MemoryTransport(self.network), None)
         self.gateway = Gateway(self.bus, resume_s=resume_s, silent_s=5.0)
         self.told: list[dict[str, Any]] = []
         self.rows: list[int] = []
-        self.leases = LeaseTable(attempts=attempts, lease_s=60.0)
+        self.leases = LeaseTable(attempts=attempts, lease_s=lease_s)
         self.acting = BatchedActing(self._act, max_wait_s)
         self.version = 7
         self._limits = CollectLimits(step_s=step_s, reset_s=step_s, most_given_up=most_given_up)

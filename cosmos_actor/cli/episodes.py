@@ -38,18 +38,28 @@ def episodes_section(episodes: Sequence[Mapping[str, Any]], failures: Sequence[M
     """HTML: a row a task, and what went wrong with simulators, which is no word about the policy."""
     tasks: dict[str, list[Mapping[str, Any]]] = {}
     for episode in episodes:
-        tasks.setdefault(str(episode["task"]), []).append(episode)
+        if episode.get("outcome", "done") != "done":
+            continue
+        tasks.setdefault(_name(episode), []).append(episode)
     rows = [_row(task, ended) for task, ended in sorted(tasks.items())]
     head = ("task", "episodes", "return, at the end", "success, at the end (95 %)", "length, at the end",
             "longest", "tries again")
     kinds = Counter(str(failure.get("kind", "")) for failure in failures)
     errors = ", ".join(f"{count} × {escape(kind)}" for kind, count in sorted(kinds.items()))
     told = f"Errors of simulators, none of which is a result: {errors}." if errors else "No simulator failed."
-    return f"{table_of(head, rows)}<p>{told} “At the end” is the last tenth of a task's episodes.</p>"
+    return (f"{table_of(head, rows)}<p>{told} “At the end” is the last tenth of a task's episodes, and all of an "
+            "evaluation's.</p>")
+
+
+def _name(episode: Mapping[str, Any]) -> str:
+    """Episodes of an evaluation are a row of their own, step by step."""
+    evaluated = episode.get("phase") == "eval"
+    return f"{episode['task']}, evaluated after step {episode['step']}" if evaluated else str(episode["task"])
 
 
 def _row(task: str, ended: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    last = ended[-max(1, round(LAST_SHARE * len(ended))):]
+    evaluated = ended[-1].get("phase") == "eval"
+    last = ended if evaluated else ended[-max(1, round(LAST_SHARE * len(ended))):]
     lengths = [float(episode["length"]) for episode in ended]
     return (escape(task), f"{len(ended):,}", short(statistics.mean(float(episode["return"]) for episode in last)),
             _success(last), short(statistics.mean(lengths[-len(last):])), short(max(lengths)),

@@ -164,7 +164,7 @@ class Job:
         step, problems = self.weights.published_step, self.settings.data.eval_problems
         tasks = self.data.tasks(step, prompts=problems, samples=1, split="held_out")
         accuracy = self.reward.accuracy(self.rollout.generate(tasks, step, greedy=True)).resolve()
-        self.journal.evaluation(step, accuracy, problems)
+        self.journal.evaluation(step, {"eval/accuracy": accuracy, "eval/problems": problems})
 
     # ---- making safe, going back
 

@@ -68,11 +68,10 @@ class Journal:
             self._line["tokens/s"] = round(self._line["tokens"] / max(wall, 1e-9), 1)
         self._writer.append(self._line)
 
-    def evaluation(self, step: int, accuracy: float, problems: int) -> None:
-        """A line of its own: how well the weights of `step` answer held-out problems, greedily."""
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line of its own: how well the weights of `step` do, greedily, where they were not trained."""
         self._writer.append({
-            "step": step, "phase": "eval", "time": round(self._clock.monotonic() - self._origin, 4),
-            "eval/accuracy": accuracy, "eval/problems": problems})
+            "step": step, "phase": "eval", "time": round(self._clock.monotonic() - self._origin, 4), **metrics})
         self.evaluated.add(step)
 
     def roll_back(self, step: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +15,24 @@ from cosmos_actor.actors.messages import Member
 from cosmos_actor.bus import Link
 from cosmos_actor.job.clients import Producer
 from cosmos_actor.job.intake import Experience
-from cosmos_actor.roles.control_messages import DESCRIPTION_TOPIC, CollectRequest, DescribeRequest, SimulatorEvent
-from cosmos_actor.simulator_bridge.contract import UNKNOWN, Description
+from cosmos_actor.roles.control_messages import (
+    DESCRIPTION_TOPIC,
+    CollectRequest,
+    DescribeRequest,
+    Evaluated,
+    EvaluateRequest,
+    SimulatorEvent,
+)
+from cosmos_actor.roles.evaluator import DONE
+from cosmos_actor.roles.unit_source import trials
+from cosmos_actor.simulator_bridge.contract import SUCCESS, UNKNOWN, Description, WorkUnit
 
 if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
     from cosmos_actor.weight_plane.version import Version
 
+EVALUATION = "eval"
+"""`phase` of an episode that nobody trained on."""
 SAY_S = 2.0
 """Of the deadline, for the rollout to say that nobody has attached: that is more than that the time is over."""
 
@@ -68,6 +80,30 @@ class Simulators(Producer):
             metrics["episode/success"] = float(np.mean(judged))
         return metrics
 
+    def evaluate(self) -> None:
+        """How well the newest weights do, greedily, in `sim.eval_trials` episodes of each task: a line of its own.
+
+        An error of a simulator is no failure of the policy: it is counted beside the episodes that came to their ends.
+        """
+        job = self._job
+        settings, version = job.settings, job.weights.published
+        units = trials(self.describe(), settings.sim.tasks, settings.sim.eval_trials, settings.run.seed)
+        what = f"{len(units)} episodes of the evaluation after step {version.step}"
+        records = job.handle(self._evaluated(units, version, what), what).resolve()
+        for record in records:
+            self._episodes.append({"step": version.step, "phase": EVALUATION, **record})
+        job.journal.evaluation(version.step, summary(records))
+
+    async def _evaluated(self, units: list[WorkUnit], version: Version, what: str) -> list[dict[str, Any]]:
+        """Spread over the rollouts that there are; a part whose rollout dies is done by another."""
+        job = self._job
+        size = -(-len(units) // max(1, len(job.fleet.links("rollout"))))
+        deadline_s = job.settings.weights.deadline_s
+        parts = [EvaluateRequest(units[at:at + size], version.step, version.ordinal, deadline_s)
+                 for at in range(0, len(units), size)]
+        answers: list[Evaluated] = await asyncio.gather(*(job.submit("rollout", part, what) for part in parts))
+        return [record for answer in answers for record in answer.records]
+
     def roll_back(self, step: int) -> None:
         """Forget the episodes after `step`."""
         truncate_after_step(self._job.paths.episodes, step)
@@ -87,3 +123,16 @@ class Simulators(Producer):
 
     async def _on_event(self, event: SimulatorEvent, link: Link) -> None:
         self._job.tell(f"simulator_{event.what}", rollout=link.peer.actor, **event.facts)
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What an evaluation says: means over the episodes that came to their ends, and how many did not."""
+    done = [record for record in records if record["outcome"] == DONE]
+    metrics = {"eval/episodes": float(len(done)), "eval/errors": float(len(records) - len(done))}
+    if done:
+        metrics["eval/return"] = float(np.mean([record["return"] for record in done]))
+        metrics["eval/length"] = float(np.mean([record["length"] for record in done]))
+    judged = [record["success"] == SUCCESS for record in done if record["success"] != UNKNOWN]
+    if judged:
+        metrics["eval/accuracy"] = float(np.mean(judged))
+    return metrics

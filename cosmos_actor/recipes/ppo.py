@@ -18,6 +18,8 @@ def run(job: Job) -> None:
     policy.prepare(simulators.describe())
     weights.publish()
     weights.wait_until_held()
+    if job.evaluation_due(job.step):
+        simulators.evaluate()
 
     for step in job.steps(job.last_step):
         for ahead in job.dispatchable(step):
@@ -27,3 +29,5 @@ def run(job: Job) -> None:
         batch = replay_buffer.sample(step)
         job.log("ppo", {**simulators.episodes(batch, step), **policy.update(batch, step).resolve()})
         weights.publish()
+        if job.evaluation_due(step):
+            simulators.evaluate()

@@ -161,6 +161,9 @@ class SimulatorSection(ProcessSettings):
     source: str = setting(
         "in_turn", "who makes the work units: in_turn, or package.module:function of one's own",
         pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$")
+    eval_trials: PositiveInt = setting(
+        20, "episodes of each task in one evaluation, every run.eval_every steps; the same ones each time",
+        unit="episodes")
     fragment_steps: PositiveInt = setting(
         128, "steps of one fragment; data.prompts_per_step of them make a training step", unit="steps")
     embodiment: str = setting("", "digest of the EmbodimentMap that simulators must have; empty = as the first has")

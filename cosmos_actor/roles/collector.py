@@ -114,6 +114,12 @@ class Collector:
             self._acting.asking = 0
         return [done[task.group_id] for task in tasks]
 
+    def interrupt(self) -> None:
+        """Somebody else uses the slots next: the episodes they are in are begun anew afterwards."""
+        for seats in self._seats.values():
+            for seat in seats:
+                self._let_go(seat)
+
     def statistics(self) -> dict[str, Any]:
         return {"leases": self._leases.statistics(), "gateway": self._gateway.statistics(),
                 "acting": self._acting.statistics()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cosmos_actor.actors.fragment import CollectTask
 from cosmos_actor.bus.schema import Json, schema
-from cosmos_actor.simulator_bridge.contract import Description
+from cosmos_actor.simulator_bridge.contract import Description, WorkUnit
 
 DESCRIPTION_TOPIC = "simulator_description"
 """What the run's simulators are: rollouts follow it."""
@@ -45,6 +45,26 @@ class CollectRequest:
     version_dispatch: int
     min_ordinal: int
     weights_deadline_s: float
+
+
+@schema("evaluate_request", version=1)
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """Units to run to their ends, greedily, with weights of `min_ordinal` or newer."""
+
+    units: list[WorkUnit]
+    version: int
+    min_ordinal: int
+    weights_deadline_s: float
+
+
+@schema("evaluated", version=1)
+@dataclass(frozen=True)
+class Evaluated:
+    """A record for each unit, in its order: see `roles.evaluator`."""
+
+    records: Json
+    seconds: float
 
 
 @schema("simulator_event", version=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,11 @@ from cosmos_actor.roles.control_messages import (
     DESCRIPTION_TOPIC,
     CollectRequest,
     DescribeRequest,
+    Evaluated,
+    EvaluateRequest,
     SimulatorEvent,
 )
+from cosmos_actor.roles.evaluator import Evaluator
 from cosmos_actor.roles.messages import Generation
 from cosmos_actor.roles.unit_source import load_source
 from cosmos_actor.roles.weights_holder import WeightsHolder
@@ -152,19 +155,36 @@ class ControlRolloutRole(WeightsHolder):
         return Generation(groups, self.context.clock.monotonic() - begun,
                           sum(group.token_count for group in groups))
 
-    async def _collected(self, tasks: Sequence[CollectTask]) -> list[dict[str, Any]]:
-        """Raises DeadlineExceeded before its asker does, and says who is attached."""
+    @handles(EvaluateRequest)
+    async def evaluate(self, request: EvaluateRequest) -> Evaluated:
+        """Episodes of training that simulators are in are begun anew afterwards."""
+        await self.wait_for_version(request.version, request.min_ordinal, request.weights_deadline_s)
         assert self.collector is not None
+        async with self.one_at_a_time:
+            begun = self.context.clock.monotonic()
+            self.collector.interrupt()
+            evaluator = Evaluator(self.context.simulators, self._act_greedily, self.collector.limits,
+                                  self.context.settings.sim.attempts, self.context.clock.monotonic,
+                                  functools.partial(self._tell, "failed"))
+            with self.context.waiting(f"{len(request.units)} episodes of an evaluation", "simulator"):
+                records = await self._in_time(evaluator.run(request.units), f"run {len(request.units)} episodes")
+        return Evaluated(records, self.context.clock.monotonic() - begun)
+
+    async def _collected(self, tasks: Sequence[CollectTask]) -> list[dict[str, Any]]:
+        assert self.collector is not None
+        return await self._in_time(self.collector.collect(tasks), f"collected {len(tasks)} fragments")
+
+    async def _in_time(self, work: Coroutine[Any, Any, list[dict[str, Any]]], what: str) -> list[dict[str, Any]]:
+        """Raises DeadlineExceeded before the asker does, and says who is attached."""
         deadline_s = SHARE * self.context.settings.run.deadline_s
         try:
-            return await asyncio.wait_for(self.collector.collect(tasks), deadline_s)
+            return await asyncio.wait_for(work, deadline_s)
         except asyncio.TimeoutError as error:
             present = self.context.simulators.present
             attached = ", ".join(str(simulator) for simulator in present) or "none"
             raise DeadlineExceeded(
-                f"{self.context.identity.actor} has not collected {len(tasks)} fragments within {deadline_s:g} s; "
-                f"simulators attached to it: {attached}", setting="sim.count" if not present else "run.deadline_s"
-            ) from error
+                f"{self.context.identity.actor} has not {what} within {deadline_s:g} s; simulators attached to it: "
+                f"{attached}", setting="sim.count" if not present else "run.deadline_s") from error
 
     def _fragments(self, request: CollectRequest, found: Sequence[dict[str, Any]]) -> list[Fragment]:
         """With the values of what follows the boundaries, all of them in one pass."""
@@ -192,7 +212,10 @@ class ControlRolloutRole(WeightsHolder):
             return self._acted(observations, noise)
         return await self.context.compute("act", self._acted, observations, noise)  # type: ignore[no-any-return]
 
-    def _acted(self, observations: Observations, noise: np.ndarray) -> Acted:
+    async def _act_greedily(self, observations: Observations) -> Acted:
+        return await self.context.compute("act", self._acted, observations, None)  # type: ignore[no-any-return]
+
+    def _acted(self, observations: Observations, noise: np.ndarray | None) -> Acted:
         """The version is the one that chose: nothing is swapped meanwhile."""
         with self.swapping:
             assert self.held is not None

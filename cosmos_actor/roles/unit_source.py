@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cosmos_actor.actors.errors import UnknownName
@@ -40,6 +40,16 @@ def in_turn(tasks: list[TaskSpec], seed: int) -> Source:
     return unit
 
 
-def unit_seed(seed: int, number: int) -> int:
-    """31 bits, which every simulator takes, that differ for each (run seed, number)."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/unit/{number}".encode()).digest()[:4], "little") >> 1
+def trials(description: Description, names: Sequence[str], count: int, seed: int) -> list[WorkUnit]:
+    """An evaluation: `count` trials of each task, the same every time. Trial k begins in initial state k mod the size
+    of the task's set, or with a seed of its own."""
+    tasks = [task for task in description.tasks if not names or task.name in names]
+    return [
+        WorkUnit(unit_id=f"{task.name}/{trial}", task=task.name, seed=unit_seed(seed, trial, f"trial of {task.name}"),
+                 initial_state=trial % task.initial_states if task.initial_states else BY_SEED)
+        for task in tasks for trial in range(count)]
+
+
+def unit_seed(seed: int, number: int, kind: str = "unit") -> int:
+    """31 bits, which every simulator takes, that differ for each (run seed, kind, number)."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{kind}/{number}".encode()).digest()[:4], "little") >> 1

@@ -29,3 +29,12 @@ def test_each_task_has_its_row_and_errors_are_told_apart() -> None:
     assert "<td>reach</td><td>20</td><td>1</td><td>1/2 = 50 % (9–91 %)</td>" in page
     assert "<td>&lt;push&gt;</td><td>31</td><td>5</td><td>–</td><td>10</td><td>10</td><td>1</td>" in page
     assert "Errors of simulators, none of which is a result: 2 × hang, 1 × step." in page
+
+
+def test_an_evaluation_is_a_row_of_its_own_and_an_error_is_no_failure() -> None:
+    tried = {"phase": "eval", "step": 7}
+    page = episodes_section([*({**episode("reach", 2.0, 1), **tried, "outcome": "done"} for _ in range(3)),
+                             {**episode("reach", 0.0, 0), **tried, "outcome": "done"},
+                             {**episode("reach", 0.0), **tried, "outcome": "error"}, episode("reach", 1.0)], [])
+    assert "<td>reach, evaluated after step 7</td><td>4</td><td>1.5</td><td>3/4 = 75 % (30–95 %)</td>" in page
+    assert "<td>reach</td><td>1</td><td>1</td><td>–</td>" in page

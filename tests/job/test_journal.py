@@ -66,7 +66,7 @@ def test_after_a_roll_back_the_lines_and_the_time_go_on_from_there(journal, cloc
 
 
 def test_an_evaluation_is_remembered_unless_it_was_rolled_back(journal, clock):
-    journal.evaluation(4, 0.5, 200)
+    journal.evaluation(4, {"eval/accuracy": 0.5, "eval/problems": 200})
     journal.roll_back(4)
     assert journal.evaluated == {4}
     journal.roll_back(3)

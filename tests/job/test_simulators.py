@@ -95,6 +95,22 @@ def test_in_one_process_it_gives_the_same_to_the_last_bit(run, undisturbed):
     run.check_books()
 
 
+def test_an_evaluation_runs_every_trial_once_and_is_no_training(run):
+    run.finish(sets=["run.eval_every=6", "sim.eval_trials=10", "sim.count=2", "sim.envs=2"])
+    evaluations = [line for line in run.metrics() if line["phase"] == "eval"]
+    assert [line["step"] for line in evaluations] == [0, 6, 12]
+    for line in evaluations:
+        tried = [episode for episode in run.episodes()
+                 if episode.get("phase") == "eval" and episode["step"] == line["step"]]
+        assert [episode["unit"] for episode in tried] == [f"reach/{trial}" for trial in range(10)]
+        assert line["eval/episodes"] == 10 and line["eval/errors"] == 0
+        assert line["eval/accuracy"] == pytest.approx(sum(episode["success"] for episode in tried) / 10)
+    assert evaluations[-1]["eval/accuracy"] >= evaluations[0]["eval/accuracy"]
+    assert run.balance()["trained"] == 4 * 12
+    page = (run.directory / "report.html").read_text()
+    assert "reach, evaluated after step 12" in page and "held-out accuracy" in page
+
+
 def test_deaths_cost_no_step_and_no_episode_counts_twice(run):
     process = run.start(sets=["sim.count=2", "sim.envs=2", "run.steps=40", "supervisor.back_off_first_s=0.1"])
     for step, actor in ((4, "simulator-0"), (10, "rollout-0"), (16, "policy-0"), (22, "simulator-1")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from cosmos_actor.roles.control_data import ControlDataRole
 from cosmos_actor.roles.control_policy import batch_of, refuse_another_body
 from cosmos_actor.roles.control_reward import ControlRewardRole
 from cosmos_actor.roles.messages import ScoreRequest, TasksRequest
-from cosmos_actor.roles.unit_source import in_turn
+from cosmos_actor.roles.unit_source import in_turn, trials
 from cosmos_actor.simulator_bridge.contract import BY_SEED, TaskSpec
 from cosmos_actor.trainer.checkpoint import CheckpointError
 from tests.roles.yard import DESCRIPTION
@@ -115,3 +116,13 @@ def test_a_checkpoint_of_another_body_is_refused(tmp_path):
     (tmp_path / "simulator.json").write_text("{")
     with pytest.raises(CheckpointError, match="can not be read"):
         refuse_another_body(tmp_path, DESCRIPTION)
+
+
+def test_trials_are_the_same_every_time_and_go_through_the_initial_states():
+    description = replace(DESCRIPTION, tasks=[TaskSpec("a", 10, initial_states=2), TaskSpec("b", 10), TaskSpec("c", 5)])
+    asked = [trials(description, ("a", "b"), 3, seed=4) for _ in range(2)]
+    assert asked[0] == asked[1]
+    assert [(unit.unit_id, unit.initial_state) for unit in asked[0]] == [
+        ("a/0", 0), ("a/1", 1), ("a/2", 0), ("b/0", BY_SEED), ("b/1", BY_SEED), ("b/2", BY_SEED)]
+    assert len({unit.seed for unit in asked[0]}) == 6
+    assert {unit.task for unit in trials(description, (), 1, seed=4)} == {"a", "b", "c"}

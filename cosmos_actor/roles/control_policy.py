@@ -60,7 +60,7 @@ class ControlPolicyRole(PolicyRole):
             with self.pause(f"checkpoint {self.step}"):
                 refuse_another_body(self.checkpoint, description)
                 trainer.load(self.checkpoint)
-        self.trainer = ControlRecipe(trainer, self.body)
+        self.trainer = AdaptedTrainer(trainer, self.body)
         return Prepared(self.step, sum(int(tensor.size) for tensor in trainer.weights().values()))
 
 
@@ -74,7 +74,7 @@ class Unprepared:
         raise NotPrepared(f"the policy was asked for {name} before it was told what the simulators are")
 
 
-class ControlRecipe:
+class AdaptedTrainer:
     """A ControlTrainer under the names that the policy role calls."""
 
     def __init__(self, trainer: Any, body: str) -> None:

@@ -60,9 +60,10 @@ def test_a_stop_in_each_phase_is_obeyed_and_changes_no_loss(run: Run, live: Live
     assert "stopped after step 5 of 10" in live("first weights", [INTERRUPT])
     assert "stopped after step 6 of 10" in live("generate", [TERM])
     assert "stopped at once by SIG" in live("update", [TERM, INTERRUPT])
-    assert "stopped after step 7 of 10" in live("update", [HANG_UP])
-    assert "stopped after step 8 of 10" in live("checkpoint", [TERM])
-    assert "stopped after step 9 of 10" in live("judge", [TERM])
+    saved = saved_step(run)  # the second signal came before or after the step in hand was saved
+    assert saved in (6, 7)
+    for step, (point, kind) in enumerate((("update", HANG_UP), ("checkpoint", TERM), ("judge", TERM))[:9 - saved], 1):
+        assert f"stopped after step {saved + step} of 10" in live(point, [kind])
     assert "all 10 steps are done" in live("checkpoint", [TERM])
     assert run.losses() == uninterrupted.losses() and run.balance()["balanced"]
 
@@ -106,6 +107,11 @@ def test_kill_9_in_its_first_seconds_leaves_no_process_and_the_directory_is_good
     assert "Traceback" not in run.output.read_text() and "error" not in run.output.read_text()
     run.finish(*resuming(run))
     assert run.losses() == uninterrupted.losses() and run.balance()["balanced"]
+
+
+def saved_step(run: Run) -> int:
+    """Of the latest checkpoint."""
+    return int((run.directory / "latest_checkpoint.txt").read_text().strip().removeprefix("iter_"))
 
 
 def resuming(run: Run) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import sys
 import threading
@@ -141,7 +142,9 @@ class LeaksAThread(World):
 
 class GrowsMemory(World):
     def reset(self, unit: WorkUnit) -> None:
-        LEAKED.append(np.ones(1 << 16))  # 512 KB
+        pages = mmap.mmap(-1, 1 << 19)  # of its own: the heap may have room that others have left
+        pages.write(b"x" * (1 << 19))
+        LEAKED.append(pages)
         super().reset(unit)
 
 

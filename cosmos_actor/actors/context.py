@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cosmos_actor.actors.in_hand import InHand
+from cosmos_actor.actors.seeds import seed_of
 from cosmos_actor.actors.worker import Worker
 from cosmos_actor.bus.identity import Identity
 
@@ -87,8 +87,7 @@ class Context:
 
     def rng(self, name: str) -> np.random.Generator:
         """A fresh generator whose stream depends on the run's seed, this actor's name and `name` alone."""
-        key = f"{self._seed}/{self.identity.actor}/{name}".encode()
-        return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest()[:8], "little"))
+        return np.random.default_rng(seed_of(f"{self._seed}/{self.identity.actor}/{name}", bits=64))
 
     @property
     def progress(self) -> int:

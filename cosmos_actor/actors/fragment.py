@@ -10,22 +10,19 @@ roles as a group of texts does, and each adds its own column.
 
 from __future__ import annotations
 
-from dataclasses import field, replace
-from typing import Any
+from dataclasses import field
 
 import numpy as np
 
-from cosmos_actor.actors.trajectory import FieldAlreadyWritten, MalformedGroup
-from cosmos_actor.bus.codec import ArrayReference
+from cosmos_actor.actors.trajectory import Experience, MalformedGroup
 from cosmos_actor.bus.schema import Array, Json, array, schema
 
 COLUMNS = ("actions", "logprobs", "simulator_rewards", "boundary", "terminated", "truncated", "versions", "rewards",
            "reference_logprobs", "values", "bootstrap")
-APPENDABLE = ("rewards", "reference_logprobs", "values", "bootstrap")
 
 
 @schema("fragment", version=1)
-class Fragment:
+class Fragment(Experience):
     """S steps of one policy version after the other in one slot. One trajectory of the ledger."""
 
     group_id: str
@@ -66,6 +63,7 @@ class Fragment:
 
     samples = 1
     """Trajectories of the ledger that it is."""
+    appendable = dict.fromkeys(("rewards", "reference_logprobs", "values", "bootstrap"), "token_count")
 
     @property
     def token_count(self) -> int:
@@ -77,35 +75,10 @@ class Fragment:
         return (f"{self.group_id}/0",)
 
     @property
-    def keys(self) -> list[tuple[str, int]]:
-        """Its row in the ledger."""
-        return [(name, self.attempt) for name in self.trajectory_ids]
-
-    @property
     def nbytes(self) -> int:
         arrays = [getattr(self, name) for name in COLUMNS]
         arrays += [*self.observations.values(), *self.after.values()]
         return sum(int(column.nbytes) for column in arrays if column is not None)
-
-    def staleness(self, version: int) -> int:
-        """Versions between the oldest weights that acted, or that it was asked for with, and `version`."""
-        oldest = self.version_dispatch if self.version_min is None else min(self.version_dispatch, self.version_min)
-        return version - oldest
-
-    def with_field(self, name: str, value: Any, writer: str) -> Fragment:
-        """This fragment with one of APPENDABLE [S] added, as float32.
-
-        Raises FieldAlreadyWritten when the field has its writer, MalformedGroup for another field or a wrong shape.
-        """
-        if name not in APPENDABLE:
-            raise MalformedGroup(self.group_id, f"`{name}` is no field that a role adds: {sorted(APPENDABLE)}")
-        if name in self.written_by or getattr(self, name) is not None:
-            raise FieldAlreadyWritten(self.group_id, name, self.written_by.get(name, "its producer"), writer)
-        column = value if isinstance(value, ArrayReference) else np.ascontiguousarray(value, dtype=np.float32)
-        if tuple(column.shape) != (self.token_count,):
-            raise MalformedGroup(self.group_id, f"`{name}` is [{self.token_count}], not {list(column.shape)}")
-        changes: dict[str, Any] = {name: column, "written_by": {**self.written_by, name: writer}}
-        return replace(self, **changes)
 
     def check(self) -> None:
         """Raises MalformedGroup unless every column has its length, and the last row is a boundary."""

@@ -22,7 +22,6 @@ from cosmos_actor.bus.schema import Array, Json, array, schema
 
 PER_SAMPLE = ("lengths", "finished", "rewards")
 PER_TOKEN = ("tokens", "logprobs", "versions", "reference_logprobs", "values")
-APPENDABLE = {"rewards": "samples", "reference_logprobs": "token_count", "values": "token_count"}
 
 
 class TrajectoryError(ValueError):
@@ -50,8 +49,47 @@ def trajectory_ids(group_id: str, samples: int) -> tuple[str, ...]:
     return tuple([f"{group_id}/{index}" for index in range(samples)])
 
 
+class Experience:
+    """What a group of texts and a fragment of episodes have in common: rows in the ledger, an age, and columns that
+    roles add, each by one writer.
+
+    A subclass has group_id, attempt, trajectory_ids, version_dispatch, version_min, written_by.
+    """
+
+    appendable: Any = {}
+    """Column that a role adds -> the property that is its length."""
+
+    @property
+    def keys(self: Any) -> list[tuple[str, int]]:
+        """(trajectory id, attempt) of each sample: its rows in the ledger."""
+        return [(name, self.attempt) for name in self.trajectory_ids]
+
+    def staleness(self: Any, version: int) -> int:
+        """Versions between the oldest weights that this is of and `version`, where it is trained.
+
+        Counted from the dispatch, or from the oldest token where an engine was further behind than the dispatcher knew.
+        """
+        oldest = self.version_dispatch if self.version_min is None else min(self.version_dispatch, self.version_min)
+        return int(version - oldest)
+
+    def with_field(self: Any, name: str, value: Any, writer: str) -> Any:
+        """This, with a column of `appendable` added, as float32. A reference to an array on the bulk plane stays one.
+
+        Raises FieldAlreadyWritten when the field has its writer, MalformedGroup for another field or a wrong shape.
+        """
+        if name not in self.appendable:
+            raise MalformedGroup(self.group_id, f"`{name}` is no field that a role adds: {sorted(self.appendable)}")
+        if name in self.written_by or getattr(self, name) is not None:
+            raise FieldAlreadyWritten(self.group_id, name, self.written_by.get(name, "its producer"), writer)
+        column = value if isinstance(value, ArrayReference) else np.ascontiguousarray(value, dtype=np.float32)
+        expected = (getattr(self, self.appendable[name]),)
+        if tuple(column.shape) != expected:
+            raise MalformedGroup(self.group_id, f"`{name}` is {list(expected)}, not {list(column.shape)}")
+        return replace(self, **{name: column, "written_by": {**self.written_by, name: writer}})
+
+
 @schema("trajectory_group", version=1)
-class TrajectoryGroup:
+class TrajectoryGroup(Experience):
     """One prompt's samples. A trajectory keeps its id through every `select`; every field has exactly one writer."""
 
     group_id: str
@@ -83,6 +121,8 @@ class TrajectoryGroup:
     written_by: dict[str, str] = field(default_factory=dict)
     """Appended field -> actor."""
 
+    appendable = {"rewards": "samples", "reference_logprobs": "token_count", "values": "token_count"}
+
     def __post_init__(self) -> None:
         if self.version_min is None and isinstance(self.versions, np.ndarray):
             present = self.versions.size > 0
@@ -107,11 +147,6 @@ class TrajectoryGroup:
         return tuple([f"{self.group_id}/{index}" for index in self.indices.tolist()])
 
     @property
-    def keys(self) -> list[tuple[str, int]]:
-        """(trajectory id, attempt) of each sample: its rows in the ledger."""
-        return [(name, self.attempt) for name in self.trajectory_ids]
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all arrays and texts."""
         arrays = [self.prompt] + [getattr(self, name) for name in PER_SAMPLE + PER_TOKEN + ("indices",)]
@@ -126,14 +161,6 @@ class TrajectoryGroup:
         values = getattr(self, name)
         return [values[part] for part in self.slices()]
 
-    def staleness(self, version: int) -> int:
-        """Versions between the oldest weights that this group is of and `version`, where it is trained.
-
-        Counted from the dispatch, or from the oldest token where an engine was further behind than the dispatcher knew.
-        """
-        oldest = self.version_dispatch if self.version_min is None else min(self.version_dispatch, self.version_min)
-        return version - oldest
-
     def select(self, mask: Any) -> TrajectoryGroup:
         """Only the samples where `mask` ([G] bool) holds, with the ids they had; MalformedGroup for a wrong mask."""
         keep = np.asarray(mask)
@@ -145,24 +172,6 @@ class TrajectoryGroup:
         parts["indices"] = self._indices()[keep]
         parts["texts"] = [text for text, kept in zip(self.texts, keep.tolist(), strict=True) if kept]
         return replace(self, version_min=None, version_max=None, **parts)
-
-    def with_field(self, name: str, value: Any, writer: str) -> TrajectoryGroup:
-        """This group with `rewards` [G], `reference_logprobs` [N] or `values` [N] added, as float32.
-
-        A reference to an array on the bulk plane stays one.
-
-        Raises FieldAlreadyWritten when the field has its writer, MalformedGroup for another field or a wrong shape.
-        """
-        if name not in APPENDABLE:
-            raise MalformedGroup(self.group_id, f"`{name}` is no field that a role adds: {sorted(APPENDABLE)}")
-        if name in self.written_by or getattr(self, name) is not None:
-            raise FieldAlreadyWritten(self.group_id, name, self.written_by.get(name, "its producer"), writer)
-        column = value if isinstance(value, ArrayReference) else np.ascontiguousarray(value, dtype=np.float32)
-        expected = (getattr(self, APPENDABLE[name]),)
-        if tuple(column.shape) != expected:
-            raise MalformedGroup(self.group_id, f"`{name}` is {list(expected)}, not {list(column.shape)}")
-        changes: dict[str, Any] = {name: column, "written_by": {**self.written_by, name: writer}}
-        return replace(self, **changes)
 
     def check(self) -> None:
         """Raises MalformedGroup unless every column has its length and the versions are in order."""

@@ -15,7 +15,7 @@ from cosmos_actor.bus.faults import Faults, FaultyTransport
 from cosmos_actor.recipes.mirror import as_dataclass
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.simulator_bridge.gateway import Gateway
-from cosmos_actor.simulator_bridge.messages import SIMULATOR
+from cosmos_actor.simulator_bridge.messages import DRIVER, SIMULATOR
 from cosmos_actor.weight_plane.subscriber import WeightSubscriber
 
 ASK_DEADLINE_S = 20.0
@@ -50,7 +50,7 @@ def inproc_bus(identity: Identity, network: MemoryNetwork, settings: RunSettings
 
 def gateway(bus: Bus, settings: RunSettings) -> Gateway | None:
     """Where simulators attach to this actor; None for a role that drives none. To be made before the bus starts."""
-    if settings.run.experience != SIMULATOR or bus.identity.role != "rollout":
+    if settings.run.experience != SIMULATOR or bus.identity.role != DRIVER:
         return None
     longest_s = max(settings.sim.step_s, settings.sim.reset_s)
     return Gateway(bus, resume_s=settings.sim.resume_s, silent_s=settings.sim.silent_s,

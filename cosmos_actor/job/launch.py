@@ -34,10 +34,8 @@ from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES
 from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
-from cosmos_actor.simulator_bridge.messages import SIMULATOR
+from cosmos_actor.simulator_bridge.messages import DRIVER, SIMULATOR
 
-DRIVER = "rollout"
-"""The role that drives simulators."""
 log = logging.getLogger(__name__)
 
 MUTE_S = 3.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from cosmos_actor.actors.fragment import CollectTask
 from cosmos_actor.actors.role import Role, handles
+from cosmos_actor.actors.seeds import seed_of
 from cosmos_actor.roles.messages import Tasks, TasksRequest
 
 UNITS_A_FRAGMENT, FRAGMENTS_A_LIFE, LIVES = 1 << 12, 1 << 36, 1 << 15
@@ -26,11 +25,10 @@ class ControlDataRole(Role):
 
     def _task(self, group_id: str, request: TasksRequest, place: int) -> CollectTask:
         settings = self.context.settings
-        key = f"{settings.run.seed}/{request.split}/{request.step}/{place}".encode()
         return CollectTask(
             group_id=group_id, attempt=request.attempt, steps=settings.sim.fragment_steps,
             first_unit=self._first_unit(request, place),
-            seed=int.from_bytes(hashlib.sha256(key).digest()[:8], "little") >> 1)
+            seed=seed_of(f"{settings.run.seed}/{request.split}/{request.step}/{place}"))
 
     @staticmethod
     def _first_unit(request: TasksRequest, place: int) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 import numpy as np
 
 from cosmos_actor.actors.role import Role, handles
+from cosmos_actor.actors.seeds import seed_of
 from cosmos_actor.actors.trajectory import GenerateTask
 from cosmos_actor.roles.messages import Demonstration, Demonstrations, DemonstrationsRequest, Tasks, TasksRequest
 from cosmos_actor.roles.task import load_task
@@ -70,5 +70,4 @@ class DataRole(Role):
 
     def _seed(self, split: str, step: int, index: int) -> int:
         """63 bits that differ for each (run seed, split, step, index), the same in every placement."""
-        key = f"{self.context.settings.run.seed}/{split}/{step}/{index}".encode()
-        return int.from_bytes(hashlib.sha256(key).digest()[:8], "little") >> 1
+        return seed_of(f"{self.context.settings.run.seed}/{split}/{step}/{index}")

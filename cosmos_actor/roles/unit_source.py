@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cosmos_actor.actors.errors import UnknownName
 from cosmos_actor.actors.loading import load_object
+from cosmos_actor.actors.seeds import seed_of
 from cosmos_actor.simulator_bridge.contract import BY_SEED, Description, TaskSpec, WorkUnit
 
 Source = Callable[[int], WorkUnit]
@@ -52,4 +52,4 @@ def trials(description: Description, names: Sequence[str], count: int, seed: int
 
 def unit_seed(seed: int, number: int, kind: str = "unit") -> int:
     """31 bits, which every simulator takes, that differ for each (run seed, kind, number)."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{kind}/{number}".encode()).digest()[:4], "little") >> 1
+    return seed_of(f"{seed}/{kind}/{number}", bits=31)

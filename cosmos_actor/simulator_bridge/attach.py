@@ -86,16 +86,11 @@ def _attach(options: AttachOptions, name: SimulatorName, address: str, keys: Key
 
 async def _serve(options: AttachOptions, session: SimSession, description: Description, simulator: Simulator,
                  address: str, keys: KeyRing) -> int:
-    from .server import Ending, Place, SimulatorServer
+    from .server import Ending, Place
 
-    pace = Pace()
-    embodiment = simulator.embodiment
-    offer = Attach(uuid.uuid4().hex, options.envs, description, None if embodiment is None else embodiment.plain(),
-                   socket.gethostname(), os.getpid(), platform.python_version(),
-                   os.environ.get(death.INCARNATION, ""))
     place = Place(address, options.name or "{}-{}-{}".format(SIMULATOR, socket.gethostname(), os.getpid()), keys,
                   options.rejoin_s, options.max_memory_mb << 20)
-    server = SimulatorServer(CheckedSession(session, description, options.envs, pace=pace), offer, place, pace, say=say)
+    server = make_server(simulator, description, session, options.envs, place)
     loop = asyncio.get_running_loop()
 
     def asked(number: int, frame: Any) -> None:
@@ -116,6 +111,19 @@ def _close(session: SimSession) -> None:
         session.close()
     except Exception as error:
         say("closing it raised {}: {}".format(type(error).__name__, error))
+
+
+def make_server(simulator: Simulator, description: Description, session: SimSession, envs: int, place: Any,
+                **more: Any) -> Any:
+    """A SimulatorServer that offers this process's simulator at `place`; `more` goes to it."""
+    from .server import SimulatorServer
+
+    pace = Pace()
+    embodiment = simulator.embodiment
+    offer = Attach(uuid.uuid4().hex, envs, description, None if embodiment is None else embodiment.plain(),
+                   socket.gethostname(), os.getpid(), platform.python_version(),
+                   os.environ.get(death.INCARNATION, ""))
+    return SimulatorServer(CheckedSession(session, description, envs, pace=pace), offer, place, pace, say=say, **more)
 
 
 def described(simulator: Simulator, name: str, envs: int) -> Description:

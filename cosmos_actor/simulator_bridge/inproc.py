@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import Any, Callable
 
-from .attach import described, say
-from .checked import CheckedSession
-from .messages import Attach
-from .pace import Pace
+from .attach import described, make_server, opened
 from .plugins import SimulatorName, load
-from .server import Ending, Place, SimulatorServer
+from .server import Ending, Place
 
 CLOSE_S = 5.0
 """For its farewell; the whole job ends then."""
@@ -23,12 +19,8 @@ class InprocSimulator:
     def __init__(self, name: SimulatorName, envs: int, place: Place, transport: Callable[[], Any]) -> None:
         simulator = load(name)
         description = described(simulator, str(name), envs)
-        self._session = simulator.open(envs)
-        pace = Pace()
-        embodiment = simulator.embodiment
-        offer = Attach(uuid.uuid4().hex, envs, description, None if embodiment is None else embodiment.plain())
-        self._server = SimulatorServer(CheckedSession(self._session, description, envs, pace=pace), offer, place, pace,
-                                       say=say, transport=transport)
+        self._session = opened(simulator, str(name), envs)
+        self._server = make_server(simulator, description, self._session, envs, place, transport=transport)
         self._task = asyncio.ensure_future(self._server.run())
 
     async def close(self) -> None:

@@ -16,6 +16,8 @@ from cosmos_actor.bus.schema import Array, Json, array, schema
 
 from .contract import Description, WorkUnit
 
+DRIVER = "rollout"
+"""The role that drives simulators."""
 SIMULATOR = "simulator"
 """The role of a simulator's process, and of its key."""
 

@@ -42,11 +42,9 @@ from cosmos_actor.bus.handshake import KEY_NOT_LISTED, NO_CURVE, WRONG_SERVER_KE
 from cosmos_actor.bus.roster import STALE
 
 from .checked import CheckedSession
-from .messages import SIMULATOR, Attach, Attached, Detach, Reset, Step, Stepped
+from .messages import DRIVER, SIMULATOR, Attach, Attached, Detach, Reset, Step, Stepped
 from .pace import Pace
 
-DRIVER = "rollout"
-"""The role that drives simulators."""
 OVER, FAILED, MISTAKE, TOO_LARGE = 0, 1, 2, 3
 """Exit codes: the run is over or it was asked to leave; it may go well another time; only a person can put it right; it
 had grown past its memory."""

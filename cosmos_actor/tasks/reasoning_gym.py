@@ -6,12 +6,12 @@ them and "held_out" draws nothing else, whatever the seed. Left out: partial cre
 
 from __future__ import annotations
 
-import hashlib
 import re
 from functools import lru_cache
 from typing import Any
 
 from cosmos_actor.actors.errors import BadValue, NotFound, UnknownName
+from cosmos_actor.actors.seeds import seed_of
 
 HELD_OUT_OF = 16
 SPLITS = ("train", "held_out")
@@ -35,7 +35,7 @@ class ReasoningGymTask:
         if split not in SPLITS:
             raise ValueError(f"a split is train or held_out, not {split!r}")
         for draw in range(MAX_DRAWS):
-            place = _hash(f"{self.seed}/{split}/{index}/{draw}") % SIZE
+            place = seed_of(f"{self.seed}/{split}/{index}/{draw}", bits=64) % SIZE
             question = self._entry(place)["question"]
             if is_held_out(question) == (split == "held_out"):
                 return f"{question} {self.instruction}".strip(), {"place": place}
@@ -64,7 +64,7 @@ def last_number(text: str) -> str:
 
 def is_held_out(question: str) -> bool:
     """Whether this question belongs to the held-out split."""
-    return _hash(question) % HELD_OUT_OF == 0
+    return seed_of(question, bits=64) % HELD_OUT_OF == 0
 
 
 def make_task(settings: Any, seed: int) -> ReasoningGymTask:
@@ -87,7 +87,3 @@ def _create(name: str, config: dict[str, Any]) -> Any:
     except (TypeError, AssertionError, ValueError) as error:
         raise BadValue(f"reasoning-gym's {name} refuses its configuration: {error}",
                        setting="data.reasoning_gym.config") from error
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

@@ -2,7 +2,7 @@
 
     Simulator.describe() ──> Description          what this installation can do, before anything is built
     Simulator.open(envs) ──> SimSession           `envs` slots
-        reset(slots, units) · step(slots, actions) · observe(slots) · close()
+        reset(slots, units) · step(slots, actions) · observe(slots) · expert(slots) · close()
 
 Legend
     E  slots of a session          n  slots of one call, n <= E          K  actions of a chunk
@@ -113,6 +113,8 @@ class Description:
     """`EmbodimentMap.digest`, or empty for a simulator that is nobody's body."""
     libraries: Dict[str, str] = field(default_factory=dict)
     """Distribution -> version, for whoever compares two hosts."""
+    expert: bool = False
+    """Whether `expert` says how its tasks are done, for demonstrations."""
 
     def task(self, name: str) -> TaskSpec:
         """Raises SimulatorError naming the tasks there are."""
@@ -161,6 +163,13 @@ class SlotErrors(Exception):
         self.errors, self.outcome = errors, outcome
 
 
+class NoExpert(Exception):
+    """Nobody has written down how this task is done."""
+
+    def __init__(self) -> None:
+        super().__init__("this simulator has no scripted expert")
+
+
 class SimSession(ABC):
     """`envs` slots of one simulator. May raise anything: it is caught, typed, and charged to the slots of the call.
 
@@ -178,6 +187,13 @@ class SimSession(ABC):
     @abstractmethod
     def observe(self, slots: Sequence[int]) -> Dict[str, np.ndarray]:
         """Name -> [n, …], as described. May be memory that the next call overwrites."""
+
+    def expert(self, slots: Sequence[int]) -> np.ndarray:
+        """[n, …]: what a scripted expert would do now in each of `slots`, none of which is idle. Raises NoExpert.
+
+        Asked once before each action of a demonstration, so it may go through phases; a reset begins them anew.
+        """
+        raise NoExpert
 
     def close(self) -> None:  # noqa: B027 (most have nothing to let go of)
         """Let go of windows, contexts and processes."""
@@ -211,6 +227,10 @@ class Environment(ABC):
     @abstractmethod
     def observe(self) -> Dict[str, np.ndarray]:
         """Name -> array as described, without the slot's dimension."""
+
+    def expert(self) -> Any:
+        """The action that a scripted expert would take now: see `SimSession.expert`. Raises NoExpert."""
+        raise NoExpert
 
     def success(self) -> int:
         """Of the episode so far: UNKNOWN, FAILURE or SUCCESS."""

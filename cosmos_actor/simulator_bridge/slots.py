@@ -76,6 +76,9 @@ class EachSlot(SimSession):
         seen = [(self._worlds[slot] or self._world(slot)).observe() for slot in slots]
         return {name: stacked([each[name] for each in seen]) for name in seen[0]} if seen else {}
 
+    def expert(self, slots: Sequence[int]) -> np.ndarray:
+        return np.stack([np.asarray((self._worlds[slot] or self._world(slot)).expert()) for slot in slots])
+
     def close(self) -> None:
         """Every world, also if one of them raises; raises the first of those errors."""
         errors: Dict[int, BaseException] = {}

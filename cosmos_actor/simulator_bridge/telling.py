@@ -29,6 +29,7 @@ def lines(description: Description, embodiment: Optional[EmbodimentMap]) -> List
         ("action", [_action(description.action)]),
         ("envs", ["1 to {} in one process".format(description.max_envs)]),
         ("deterministic", ["yes: same unit and actions, same observations" if description.deterministic else "no"]),
+        ("expert", ["yes: `cosmos-actor sim record` writes demonstrations" if description.expert else "none"]),
         ("control rate", ["{:g} Hz".format(description.control_hz) if description.control_hz else "not told"]),
         ("embodiment", ["none"] if embodiment is None else _embodiment(embodiment)),
         ("libraries", ["{} {}".format(*item) for item in sorted(description.libraries.items())] or ["not told"]),

@@ -52,6 +52,7 @@ def test_it_is_told_what_a_simulator_can_do() -> None:
         "action         box: float32 [2], [-1, 0] to 1",
         "envs           1 to 4 in one process",
         "deterministic  no",
+        "expert         none",
         "control rate   20 Hz",
         f"embodiment     arm, digest {BODY.digest[:12]}",
         "               camera wrist: 8 x 4, turned by 180",

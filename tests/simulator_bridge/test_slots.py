@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from cosmos_actor.simulator_bridge.contract import SlotErrors
+from cosmos_actor.simulator_bridge.contract import Environment, NoExpert, SimSession, SlotErrors
 from cosmos_actor.simulator_bridge.slots import EachSlot
 from tests.simulator_bridge.worlds import Counter, unit
 
@@ -28,6 +30,20 @@ def test_each_slot_is_a_world_of_its_own() -> None:
     outcome = session.step([2, 0], np.array([3, 1]))
     assert outcome.rewards.tolist() == [3.0, 1.0]
     assert session.observe([0, 1, 2])["count"].tolist() == [[5, 1], [6, 0], [7, 3]]
+
+
+def test_each_world_is_asked_what_its_expert_would_do() -> None:
+    session = EachSlot(Counter, 3)
+    session.reset([0, 1, 2], [unit(seed=seed) for seed in (5, 6, 7)])
+    session.step([1], np.array([8]))
+    assert session.expert([1, 0]).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("asks", [lambda: Environment.expert(Counter()),
+                                  lambda: SimSession.expert(EachSlot(Counter, 1), [0])])
+def test_who_has_no_expert_says_so(asks: Any) -> None:
+    with pytest.raises(NoExpert, match="this simulator has no scripted expert"):
+        asks()
 
 
 def test_what_one_slot_raises_costs_the_others_nothing() -> None:

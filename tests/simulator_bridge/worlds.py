@@ -87,6 +87,9 @@ class Counter(Environment):
         wrong = {"wrong shape": seen[:1], "wrong dtype": seen.astype(np.float64), "no array": [0.0, 0.0]}
         return {"sum" if self.unit.task == "wrong name" else "count": wrong.get(self.unit.task, seen)}
 
+    def expert(self) -> int:
+        return 3 if self.count < TOP - 3 else TOP - self.count
+
     def success(self) -> int:
         return SUCCESS if self.count >= TOP else FAILURE
 
@@ -105,7 +108,8 @@ class CounterSimulator(Simulator):
             return None  # type: ignore[return-value]
         return Description(
             simulator=self.identity, tasks=[TaskSpec(name, LIMIT) for name in ("count", *TROUBLES)],
-            observations={"count": ArraySpec("float32", (2,))}, action=ActionSpec(DISCRETE, n=4), max_envs=8)
+            observations={"count": ArraySpec("float32", (2,))}, action=ActionSpec(DISCRETE, n=4), max_envs=8,
+            expert=True)
 
     def open(self, envs: int) -> EachSlot:
         return EachSlot(self.world, envs)

@@ -13,15 +13,26 @@ NAME = "sim"
 
 
 def command(
-    what: Annotated[str, typer.Argument(metavar="describe|new|test", help="What to do.")],
+    what: Annotated[str, typer.Argument(metavar="describe|new|test|record", help="What to do.")],
     name: Annotated[str, typer.Argument(
         metavar="KIND:ID|NAME", help="The simulator, such as gymnasium:CartPole-v1; for new the name of its package.")],
     directory: Annotated[str | None, typer.Option("--dir", metavar="DIR", help="new: where to write it.")] = None,
     envs: Annotated[int | None, typer.Option(metavar="N", help="test: slots of a session (default 2).")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="test: most steps of an episode (default 50).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="describe, test: for programs.")] = False,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="record: where to write the dataset.")] = None,
+    episodes: Annotated[int | None, typer.Option(metavar="N", help="record: of each task (default 50).")] = None,
+    task: Annotated[list[str] | None, typer.Option(metavar="NAME", help="record: which tasks (default: all).")] = None,
+    noise: Annotated[float | None, typer.Option(metavar="STD", help="record: added to what is done (default 0).")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="record: other seeds, other episodes.")] = None,
+    only_success: Annotated[bool, typer.Option("--only-success", help="record: leave failures out.")] = False,
+    video: Annotated[bool, typer.Option("--video", help="record: pictures as H.264.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="describe, test, record: for programs.")] = False,
 ) -> int:
-    """Tell what a simulator can do, write a package for a new one, or test whether it keeps what is asked of one."""
-    options = {"--dir": directory, "--envs": envs, "--steps": steps}
+    """Tell what a simulator can do, write a package for a new one, test whether it keeps what is asked of one, or record
+    demonstrations of its expert."""
+    options = {"--dir": directory, "--envs": envs, "--steps": steps, "--out": out, "--episodes": episodes,
+               "--noise": noise, "--seed": seed}
     words = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
-    return main([NAME, what, name, *words, *(["--json"] if as_json else [])])
+    words += [word for one in task or () for word in ("--task", one)]
+    switches = {"--only-success": only_success, "--video": video, "--json": as_json}
+    return main([NAME, what, name, *words, *(flag for flag, given in switches.items() if given)])

@@ -1,4 +1,4 @@
-"""`cosmos-actor sim describe`, `sim new` and `sim test`: for whoever brings a simulator."""
+"""`cosmos-actor sim describe`, `new`, `test` and `record`: for whoever brings a simulator."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import faulthandler
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 from .mistakes import Mistake
 
 EXAMPLE = "cosmos-actor sim test gymnasium:CartPole-v1"
+RECORD_EXAMPLE = "cosmos-actor sim record my_simulator:push --out demonstrations --episodes 50 --only-success"
 HANG_S = 600.0
 """A check that takes longer hangs. The process ends with the stacks of its threads, after the name of that check."""
 BADLY = 1
@@ -20,8 +22,8 @@ BADLY = 1
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
-    """The three, each with what it takes."""
-    commands = parser.add_subparsers(dest="command", metavar="describe | new | test")
+    """The four, each with what it takes."""
+    commands = parser.add_subparsers(dest="command", metavar="describe | new | test | record")
     commands.required = True
     one = commands.add_parser("describe", description="What an installation of a simulator can do.")
     one.add_argument("simulator", metavar="KIND:ID")
@@ -35,11 +37,30 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     three.add_argument("--envs", type=int, default=2, metavar="N", help="slots of a session (default 2)")
     three.add_argument("--steps", type=int, default=50, metavar="N", help="of an episode, at most (default 50)")
     three.add_argument("--json", action="store_true", help="for programs")
+    _add_record(commands)
+
+
+def _add_record(commands: Any) -> None:
+    four = commands.add_parser("record", description="Let the simulator's scripted expert do its tasks, and write what "
+                               "it saw and did as a dataset that lerobot reads.", epilog="Example: " + RECORD_EXAMPLE)
+    four.add_argument("simulator", metavar="KIND:ID")
+    four.add_argument("--out", required=True, metavar="DIR", help="a folder that does not exist")
+    four.add_argument("--episodes", type=int, default=50, metavar="N", help="of each task (default 50)")
+    four.add_argument("--task", action="append", default=[], metavar="NAME", help="can be given several times "
+                      "(default: all)")
+    four.add_argument("--noise", type=float, default=0.0, metavar="STD", help="added to what is done, not to what is "
+                      "written down, in units of the action (default 0)")
+    four.add_argument("--seed", type=int, default=0, metavar="N", help="other seeds, other episodes (default 0)")
+    four.add_argument("--only-success", action="store_true", help="leave failures out")
+    four.add_argument("--video", action="store_true", help="pictures as H.264, which is smaller and loses a little, "
+                      "instead of PNG")
+    four.add_argument("--json", action="store_true", help="for programs")
 
 
 def run_command(given: argparse.Namespace) -> int:
     """The exit code. Raises Mistake."""
-    commands: Dict[str, Callable[[argparse.Namespace], int]] = {"describe": _describe, "new": _new, "test": _test}
+    commands: Dict[str, Callable[[argparse.Namespace], int]] = {
+        "describe": _describe, "new": _new, "test": _test, "record": _record}
     return commands[given.command](given)
 
 
@@ -91,6 +112,30 @@ def _test(given: argparse.Namespace) -> int:
         for trace in sorted({verdict.trace for verdict in verdicts if verdict.trace}):
             os.write(2, ("\n" + trace).encode(errors="backslashreplace"))
     return BADLY if counted[conformance.FAILED] else 0
+
+
+def _record(given: argparse.Namespace) -> int:
+    from .recording import RecordOptions, record
+
+    if given.episodes < 1:
+        raise Mistake("--episodes {}: expected 1 or more".format(given.episodes))
+    if not 0 <= given.noise < float("inf"):
+        raise Mistake("--noise {}: expected 0 or more".format(given.noise))
+    simulator, description = loaded(given.simulator)
+    options = RecordOptions(Path(given.out), given.episodes, given.task, given.noise, given.seed, given.only_success,
+                            given.video)
+    begun = time.perf_counter()
+    try:
+        done = record(simulator, description, options, _nothing if given.json else _print)
+    except OSError as error:
+        raise Mistake("--out {}: {}".format(given.out, error.strerror or error)) from error
+    seconds = time.perf_counter() - begun
+    if given.json:
+        _print(json.dumps({"directory": given.out, "seconds": round(seconds, 3), **done._asdict()}))
+    else:
+        _print("{}: {:,} episodes, {:,} frames, {:.1f} MB, {:.0f} frames/s".format(
+            given.out, done.written, done.frames, done.bytes / 1e6, done.frames / seconds))
+    return 0
 
 
 def _nothing(told: Any) -> None:

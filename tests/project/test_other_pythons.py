@@ -119,7 +119,7 @@ def test_the_command_says_so_too(python38: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(LONGEST_TEST_S)
 def test_the_suites_of_the_simulators_side_pass_on_python38(python38: Path, tmp_path: Path) -> None:
     pip_install = [python38, "-m", "pip", "install", "-q", "-c", ROOT / "constraints-py38.txt"]
-    run([*pip_install, "pytest", "pytest-timeout", "hypothesis"], cwd=tmp_path, timeout=300)
+    run([*pip_install, "pytest", "pytest-timeout", "hypothesis", "pyarrow", "av", "pillow"], cwd=tmp_path, timeout=300)
     for name in SUITES_ON_38:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("tests/__init__.py", "tests/netns.py", "tests/waiting.py"):

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from cosmos_actor.simulator_bridge.contract import (
+    BOX,
+    BY_SEED,
     DISCRETE,
     FAILURE,
     SUCCESS,
@@ -136,3 +138,57 @@ def make(identity: str = "counter", close_file: str = "", **options: Any) -> Sim
 
 def unit(task: str = "count", seed: int = 0, **more: Any) -> WorkUnit:
     return WorkUnit(f"{task} {seed}", task, seed, **more)
+
+
+# ---- with pictures and an expert
+
+class Painter(Environment):
+    """A pen that is to reach the middle of a line. Two pictures, two arrays of a state, and an expert that goes there.
+
+    Task `never` has an expert that stands still, `breaks` one that raises at its third step.
+    """
+
+    def reset(self, unit: WorkUnit) -> None:
+        self.unit, self.steps = unit, 0
+        rng = np.random.default_rng(unit.seed)
+        self.at = float(unit.initial_state - 2 if unit.initial_state != BY_SEED else rng.uniform(-2, 2))
+        self.paper = rng.integers(0, 256, (12, 16, 3), np.uint8)
+        self.done: list[float] = []
+
+    def step(self, action: Any) -> tuple[float, bool, bool]:
+        self.steps += 1
+        self.done.append(float(action[0]))
+        self.at += 0.5 * float(action[0])
+        return -abs(self.at), self.success() == SUCCESS, False
+
+    def observe(self) -> dict[str, Any]:
+        wide = np.full((8, 24, 3), self.steps, np.uint8)
+        return {"wrist": self.paper + np.uint8(self.steps), "front": wide, "at": np.array([[self.at]], np.float32),
+                "steps": np.array([self.steps, self.steps % 2], np.int64)}
+
+    def expert(self) -> Any:
+        if self.unit.task == "breaks" and self.steps >= 2:
+            raise RuntimeError("lost\nthe pen")
+        still = self.unit.task == "never"
+        return np.array([0.0 if still else np.clip(-2 * self.at, -1, 1), 9.0], np.float32)
+
+    def success(self) -> int:
+        return SUCCESS if abs(self.at) < 0.1 else FAILURE
+
+
+class PainterSimulator(Simulator):
+    def describe(self) -> Description:
+        return Description(
+            simulator="painter", tasks=[
+                TaskSpec("paint", LIMIT, instruction="go to  the middle"), TaskSpec("never", 5, initial_states=5),
+                TaskSpec("breaks", LIMIT)],
+            observations={"wrist": ArraySpec("uint8", (12, 16, 3)), "front": ArraySpec("uint8", (8, 24, 3)),
+                          "at": ArraySpec("float32", (1, 1)), "steps": ArraySpec("int64", (2,))},
+            action=ActionSpec(BOX, shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)), control_hz=20.0, expert=True)
+
+    def open(self, envs: int) -> EachSlot:
+        return EachSlot(Painter, envs)
+
+
+def painter() -> Simulator:
+    return PainterSimulator()

@@ -29,7 +29,7 @@ class Acted:
     version: int
     """The weights that chose."""
     commands: np.ndarray
-    """[n, …]: what the simulator is told, which is the actions within its bounds."""
+    """[n, K, …]: what the simulator is told, K actions one after the other, within its bounds."""
 
     def rows(self, which: Any) -> Acted:
         """The answer to these rows: a slice, a mask or indices."""

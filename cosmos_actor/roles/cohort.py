@@ -17,7 +17,7 @@ from cosmos_actor.simulator_bridge.messages import Stepped
 
 @dataclass(frozen=True)
 class Row:
-    """One step of n slots."""
+    """One step of n slots, or one chunk of steps."""
 
     observations: Mapping[str, np.ndarray]
     acted: Acted
@@ -30,11 +30,12 @@ class Row:
     """Name -> [m, …] of those that ended, in the order of the slots."""
 
     @classmethod
-    def of(cls, observations: Mapping[str, np.ndarray], acted: Acted, stepped: Stepped) -> Row:
+    def of(cls, observations: Mapping[str, np.ndarray], acted: Acted, stepped: Stepped,
+           finals: Mapping[str, np.ndarray]) -> Row:
         terminated = stepped.terminated.astype(bool)
         rewards = stepped.rewards
         return cls(observations, acted, rewards[:, 0] if rewards.shape[1] == 1 else rewards.sum(axis=1), terminated,
-                   stepped.truncated.astype(bool) & ~terminated, stepped.final_observations)
+                   stepped.truncated.astype(bool) & ~terminated, finals)
 
     @property
     def ended(self) -> np.ndarray:

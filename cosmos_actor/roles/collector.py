@@ -32,6 +32,8 @@ Noise = Callable[[np.random.Generator, int], np.ndarray]
 """(generator, n) -> noise [n, …] for n actions"""
 Source = Callable[[int], WorkUnit]
 """Number -> the unit of that number."""
+Told = Callable[[Sequence[str]], Mapping[str, np.ndarray]]
+"""The tasks of n slots -> name -> [n, …] that the policy gets besides what they see."""
 
 
 class SimulatorsFail(Exception):
@@ -61,19 +63,24 @@ class CollectLimits:
     reset_s: float
     most_given_up: int
 
+    def chunk_s(self, commands: np.ndarray) -> float:
+        """For commands [n, K, …]."""
+        return self.step_s * commands.shape[1]
+
 
 class Collector:
     """See the module. Lives on the loop of the actor's bus."""
 
     def __init__(self, gateway: Gateway, acting: BatchedActing, leases: LeaseTable, source: Source, noise: Noise,
                  limits: CollectLimits, clock: Callable[[], float], tell: Callable[[dict[str, Any]], None],
-                 prefix: str) -> None:
+                 prefix: str, told: Told) -> None:
         """`tell` hears of each failure: {"kind", "text", "simulator", "unit", "attempt", "again"}. `prefix` begins the
         names of units, and no other collector of the run has it."""
         self._gateway, self._acting, self._leases, self._source = gateway, acting, leases, source
         self._noise, self.limits, self.clock, self._tell = noise, limits, clock, tell
         self._seats: dict[AttachedSimulator, list[Seat]] = {}
         self._changed = asyncio.Event()
+        self.told = told
         self._prefix, self._units, self._number = prefix, 0, 0
         self._given_up = 0
         self._unreported: list[dict[str, Any]] = []
@@ -306,21 +313,29 @@ class _Running:
                 seats[slot].observation = {name: column[at] for name, column in answer.observations.items()}
             self._drop(answer.failures)
         if self._seats:
-            names = self._seats[0].observation
-            self._last = {name: np.stack([seat.observation[name] for seat in self._seats]) for name in names}
+            names = self._simulator.description.observations
+            self._last = self._told({name: np.stack([seat.observation[name] for seat in self._seats])
+                                     for name in names}, self._seats)
+
+    def _told(self, observations: Mapping[str, np.ndarray], seats: Sequence[Seat]) -> dict[str, np.ndarray]:
+        """With what the policy is told besides, one row for each of `seats`."""
+        tasks = [seat.lease.unit.task for seat in seats if seat.lease is not None]
+        return {**observations, **self._collector.told(tasks)}
 
     async def _step(self) -> None:
         acted = await self._collector.act(self._last, self._generator)
-        answer = await self._simulator.step([seat.slot for seat in self._seats], acted.commands[:, None],
-                                            deadline_s=self._collector.limits.step_s + self._resets_s(),
+        deadline_s = self._collector.limits.chunk_s(acted.commands) + self._resets_s()
+        answer = await self._simulator.step([seat.slot for seat in self._seats], acted.commands, deadline_s=deadline_s,
                                             queue=self._queue(range(len(self._seats))))
         if len(answer.slots) < len(self._seats):
             kept = self._drop(answer.failures, but=answer.slots.tolist())
             acted = acted.rows(kept)
-        row = Row.of(self._last, acted, answer)
+        ended = set(answer.ended.tolist())
+        finals = self._told(answer.final_observations, [seat for seat in self._seats if seat.slot in ended])
+        row = Row.of(self._last, acted, answer, finals)
         self._cohort.add(row)
-        self._last = dict(answer.observations)
         self._count(answer, row.rewards.tolist())
+        self._last = self._told(answer.observations, self._seats)
         if answer.failures:
             self._drop(answer.failures)  # an episode ended well, and the next one could not begin
 
@@ -329,9 +344,10 @@ class _Running:
         return self._collector.limits.reset_s
 
     def _count(self, answer: Stepped, rewards: list[float]) -> None:
+        steps = answer.steps.tolist()
         for at, seat in enumerate(self._seats):
             seat.total += rewards[at]
-            seat.length += 1
+            seat.length += steps[at]
         for slot in answer.ended.tolist():
             at = next(at for at, seat in enumerate(self._seats) if seat.slot == slot)
             self._episode(at, answer)

@@ -50,7 +50,7 @@ class TorchForward:
 
     @torch.inference_mode()
     def policy_and_values(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
-        outputs, values = self._model(*self._model.tensors(seen))
+        outputs, values = self._model(seen.to(self._model.value_head.weight.device))
         return outputs.cpu().numpy(), values.cpu().numpy()
 
     def values(self, seen: Seen) -> np.ndarray:

@@ -18,6 +18,7 @@ from cosmos_actor.roles.messages import Restored, RestoreRequest
 from cosmos_actor.roles.policy import PolicyRole
 from cosmos_actor.simulator_bridge.contract import Description
 from cosmos_actor.trainer.checkpoint import CheckpointError
+from cosmos_actor.trainer.instructions import observations_of
 
 BODY_FILE = "simulator.json"
 
@@ -54,8 +55,9 @@ class ControlPolicyRole(PolicyRole):
 
         settings, description = self.context.settings, request.description
         self.body = description.embodiment
-        trainer = ControlTrainer(settings.control, description.observations, description.action,
-                                 seed=settings.run.seed, total_updates=settings.run.steps)
+        trainer = ControlTrainer(
+            settings.control, observations_of(description, kind=settings.control.network.kind), description.action,
+            seed=settings.run.seed, total_updates=settings.run.steps, cloning_updates=settings.policy.sft_steps)
         if self.checkpoint is not None:
             with self.pause(f"checkpoint {self.step}"):
                 refuse_another_body(self.checkpoint, description)

@@ -32,6 +32,7 @@ from cosmos_actor.simulator_bridge.contract import Description
 from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.leases import LeaseTable
 from cosmos_actor.simulator_bridge.messages import Attach
+from cosmos_actor.trainer.instructions import Instructions, observations_of
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.swap import WeightsHeld
 
@@ -96,7 +97,10 @@ class ControlRolloutRole(WeightsHolder):
     def _build(self, description: Description) -> None:
         from cosmos_actor.roles.control_engine import ControlEngine
 
-        self.engine = ControlEngine(self.context.settings.control, description.observations, description.action)
+        settings = self.context.settings.control
+        kind = settings.network.kind
+        self.instructions = Instructions(description, kind=kind)
+        self.engine = ControlEngine(settings, observations_of(description, kind=kind), description.action)
 
     def _make_collector(self, description: Description) -> None:
         settings, identity = self.context.settings.sim, self.context.identity
@@ -105,7 +109,8 @@ class ControlRolloutRole(WeightsHolder):
             LeaseTable(attempts=settings.attempts, lease_s=settings.lease_s),
             load_source(self.context.settings, description), self.engine.noise,
             CollectLimits(settings.step_s, settings.reset_s, settings.most_given_up), self.context.clock.monotonic,
-            functools.partial(self._tell, "failed"), prefix=f"{identity.actor}.{identity.incarnation[-6:]}")
+            functools.partial(self._tell, "failed"), prefix=f"{identity.actor}.{identity.incarnation[-6:]}",
+            told=self.instructions.told)
 
     def _refusal(self, actor: str, offer: Attach) -> str | None:
         """Why this simulator may not work for the run, or None."""
@@ -165,7 +170,7 @@ class ControlRolloutRole(WeightsHolder):
             self.collector.interrupt()
             evaluator = Evaluator(self.context.simulators, self._act_greedily, self.collector.limits,
                                   self.context.settings.sim.attempts, self.context.clock.monotonic,
-                                  functools.partial(self._tell, "failed"))
+                                  functools.partial(self._tell, "failed"), self.instructions.told)
             with self.context.waiting(f"{len(request.units)} episodes of an evaluation", "simulator"):
                 records = await self._in_time(evaluator.run(request.units), f"run {len(request.units)} episodes")
         return Evaluated(records, self.context.clock.monotonic() - begun)

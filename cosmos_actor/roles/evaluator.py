@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cosmos_actor.roles.acting import Acted
-from cosmos_actor.roles.collector import CollectLimits
+from cosmos_actor.roles.collector import CollectLimits, Told
 from cosmos_actor.simulator_bridge.contract import UNKNOWN, SimulatorError, WorkUnit
 from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.leases import Lease, LeaseTable
@@ -34,7 +34,9 @@ class Evaluator:
     """For one evaluation. Lives on the loop of the actor's bus."""
 
     def __init__(self, gateway: Gateway, act: ActGreedily, limits: CollectLimits, attempts: int,
-                 clock: Callable[[], float], tell: Callable[[dict[str, Any]], None]) -> None:
+                 clock: Callable[[], float], tell: Callable[[dict[str, Any]], None], told: Told) -> None:
+        """`told`: see Collector."""
+        self.told = told
         self._gateway, self._act, self._limits, self._clock, self._tell = gateway, act, limits, clock, tell
         self._leases = LeaseTable(attempts=attempts, lease_s=float("inf"))
         self._records: dict[str, dict[str, Any]] = {}
@@ -128,8 +130,10 @@ class _Drive:
         slots = sorted(self._running)
         names = self._seen[slots[0]]
         observations = {name: np.stack([self._seen[slot][name] for slot in slots]) for name in names}
+        observations.update(self._evaluator.told([self._running[slot].unit.task for slot in slots]))
         acted = await self._evaluator.act(observations)
-        answer = await self._simulator.step(slots, acted.commands[:, None], deadline_s=self._evaluator.limits.step_s)
+        answer = await self._simulator.step(slots, acted.commands,
+                                            deadline_s=self._evaluator.limits.chunk_s(acted.commands))
         self._drop(answer.failures)
         self._look(answer)
         ended = set(answer.ended.tolist())

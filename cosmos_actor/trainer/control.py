@@ -1,9 +1,11 @@
-"""PPO for control: one model, trained on steps of a simulator.
+"""PPO and behaviour cloning for control: one model, trained on steps of a simulator.
 
-Legend: S steps of fragments one after another (see `estimators`), n steps of a mini-batch; x, o, A as in `objectives`.
+Legend: S steps of fragments one after another (see `estimators`), n steps of a mini-batch, K actions of a chunk;
+x, o, r, A as in `objectives`.
 
     update(batch):  rewards ──estimator──> advantages, returns ──epochs x mini_batches──> Adam steps
                     then the observations join the running moments
+    clone(shown):   demonstrated chunks ──mini_batches──> Adam steps
 
 The moments change after the steps, not before: the ratio of the first mini-batch is that of the policy which acted.
 """
@@ -15,11 +17,12 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 
+from cosmos_actor.actors.seeds import seed_of
 from cosmos_actor.simulator_bridge.contract import DISCRETE, ActionSpec, ArraySpec
 from cosmos_actor.trainer.batch import BatchError
 from cosmos_actor.trainer.control_model import ControlModel
@@ -31,13 +34,17 @@ from cosmos_actor.trainer.objectives import kl_estimate, ppo_clip, value_loss
 from cosmos_actor.trainer.observations import Seen
 from cosmos_actor.trainer.policy import NotFinite
 from cosmos_actor.trainer.running_moments import CLIP
+from cosmos_actor.trainer.vla_model import VlaModel, shifted
 from cosmos_actor.trainer.world import World
 
 ADAM_EPSILON = 1e-5
 """cleanRL's and OpenAI's value: gradients of a small network often vanish, and steps must not explode then."""
 ADVANTAGE_EPSILON = 1e-8
-SCORE_ROWS = 4096
+SCORE_ROWS = 1024
 """Steps of one forward pass outside of training: bounds the memory of activations of images."""
+Part = Literal["joint", "actor", "critic"]
+"""What a trainer trains: all of the model, or one of the two where the other is in another process."""
+Model = ControlModel | VlaModel
 
 
 class ControlBatch(NamedTuple):
@@ -46,7 +53,7 @@ class ControlBatch(NamedTuple):
     observations: Mapping[str, np.ndarray]
     """Name -> [S, …], what each action was chosen by."""
     actions: np.ndarray
-    """[S] int64, or [S, …] float32 as drawn, not as bounded for the simulator."""
+    """[S] int64, or [S, …] float32 as drawn, not as bounded for the simulator; of a flow, its chains."""
     logprobs: np.ndarray
     """[S] float32, of the policy that acted."""
     values: np.ndarray
@@ -57,21 +64,34 @@ class ControlBatch(NamedTuple):
     """[S] bool"""
     rewards: np.ndarray
     """[S] float32, the simulator's own."""
+    reference_logprobs: np.ndarray | None = None
+    """[S] float32, where there is a reference."""
+
+
+class Shown(NamedTuple):
+    """What `ControlTrainer.clone` takes, by name: n moments of demonstrations."""
+
+    observations: Mapping[str, np.ndarray]
+    """Name -> [n, …]"""
+    actions: np.ndarray
+    """[n, K, …], as the simulator took them."""
+    mask: np.ndarray
+    """[n, K]: 1 where there is an action, 0 after the end of the episode."""
 
 
 class Columns(NamedTuple):
     """A batch on the device, S rows each, and what was estimated for it."""
 
-    vectors: torch.Tensor
-    images: torch.Tensor
+    seen: Seen
     actions: torch.Tensor
     logprobs: torch.Tensor
     values: torch.Tensor
+    reference: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
 
     def rows(self, index: torch.Tensor) -> Columns:
-        return Columns(*(column.index_select(0, index) for column in self))
+        return Columns(*(column.rows(index) if isinstance(column, Seen) else column[index] for column in self))
 
 
 class ControlTrainer:
@@ -83,9 +103,10 @@ class ControlTrainer:
     model_setting = "control.network"
 
     def __init__(self, settings: ControlSettings, observations: Mapping[str, ArraySpec], action: ActionSpec, *,
-                 seed: int, total_updates: int, world: World | None = None) -> None:
-        self.settings, self.observations, self.action = settings, observations, action
-        self.seed, self.total_updates = seed, total_updates
+                 seed: int, total_updates: int, cloning_updates: int = 0, part: Part = "joint",
+                 world: World | None = None) -> None:
+        self.settings, self.observations, self.action, self.part = settings, observations, action, part
+        self.seed, self.total_updates, self.cloning_updates = seed, total_updates, cloning_updates
         self.world = world or World.alone(settings.device)
         if self.world.size > 1:
             raise ValueError(f"control is trained by one rank, not by {self.world.size}")
@@ -94,8 +115,8 @@ class ControlTrainer:
 
     def reset(self) -> None:
         """Back to the state that settings, specs and seed describe."""
-        self.updates = {"ppo": 0}
-        self.model = ControlModel(self.settings, self.observations, self.action, seed=self.seed).to(self.world.device)
+        self.updates = {"ppo": 0, "cloning": 0}
+        self.model = make_model(self.settings, self.observations, self.action, self.seed).to(self.world.device)
         self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
@@ -109,9 +130,11 @@ class ControlTrainer:
         started = time.perf_counter()
         use_threads(self.settings.threads)
         given = _checked(ControlBatch(**batch), self.settings.ppo.mini_batches)  # type: ignore[arg-type]
+        if self.updates["ppo"] == 0:
+            self.reset_optimizer()  # what cloning left there is of another loss
         seen = self.model.layout(given.observations)
-        columns = self._columns(given, seen)
-        rate = self._set_learning_rate()
+        columns = self._columns(given, seen.to(self.world.device))
+        rate = self._set_learning_rate(self._ppo_rate())
         metrics = self._train(columns)
         if self.model.seen_moments is not None:
             self.model.seen_moments.include(seen.vectors)
@@ -119,6 +142,43 @@ class ControlTrainer:
         explained = _explained_variance(given.values, columns.returns.cpu().numpy())
         return {**metrics, "explained_variance": explained, "learning_rate": rate, "steps": float(len(given.rewards)),
                 "seconds/update": time.perf_counter() - started}
+
+    def clone(self, batch: Mapping[str, object]) -> dict[str, float]:
+        """One update on the fields of Shown. Returns the metrics. Raises BatchError and NotFinite."""
+        started = time.perf_counter()
+        use_threads(self.settings.threads)
+        cloning, given = self.settings.cloning, Shown(**batch)  # type: ignore[arg-type]
+        if len(given.actions) < cloning.mini_batches:
+            raise BatchError(f"{len(given.actions)} demonstrated moments do not fill {cloning.mini_batches} "
+                             "mini-batches: lower control.cloning.mini_batches")
+        seen = self.model.layout(given.observations).to(self.world.device)
+        actions, mask = (torch.from_numpy(np.ascontiguousarray(column)).to(self.world.device)
+                         for column in (given.actions, given.mask.astype(np.float32)))
+        rate = self._set_learning_rate(self._cloning_rate())
+        draw = torch.Generator().manual_seed(seed_of(f"{self.seed}/cloning/{self.updates['cloning']}"))
+        losses, norms = [], []
+        for part in torch.arange(len(actions)).tensor_split(cloning.mini_batches):
+            rows = seen.rows(part)._replace(images=shifted(seen.images[part], cloning.shift, draw))
+            loss = self.model.cloning_loss(rows, actions[part], mask[part], draw)
+            norms.append(self._descend(loss, f"update {self.updates['cloning'] + 1} (cloning)",
+                                       "control.cloning.learning_rate"))
+            losses.append(loss.detach())
+        self.updates["cloning"] += 1
+        return {"loss/cloning": float(torch.stack(losses).mean()), "grad_norm": float(torch.stack(norms).mean()),
+                "learning_rate": rate, "seconds/update": time.perf_counter() - started}
+
+    def score(self, batch: Mapping[str, np.ndarray], actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probs and values [S] of steps, under the present weights: what a reference and a critic say."""
+        use_threads(self.settings.threads)
+        return self._score(self.model.layout(batch).to(self.world.device), self._actions(actions))
+
+    def values(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+        """[S] of what is seen, under the present weights."""
+        use_threads(self.settings.threads)
+        seen = self.model.layout(batch).to(self.world.device)
+        with torch.no_grad():
+            parts = [self.model.distribution(seen.rows(part))[1] for part in _parts(len(seen.vectors))]
+        return torch.cat(parts).cpu().numpy()
 
     def weights(self) -> dict[str, np.ndarray]:
         """A host copy of every weight and running moment, by name."""
@@ -140,20 +200,21 @@ class ControlTrainer:
         """A single rank holds nothing that has to be let go."""
 
     def _columns(self, given: ControlBatch, seen: Seen) -> Columns:
-        vectors, images = self.model.tensors(seen)
-        actions = torch.from_numpy(_flat_actions(given.actions, self.action)).to(self.world.device)
-        estimates = self._estimate(given, vectors, images, actions)
+        actions = self._actions(given.actions)
+        reference = given.logprobs if given.reference_logprobs is None else given.reference_logprobs
         plain = (torch.from_numpy(np.array(column, dtype=np.float32)).to(self.world.device)
-                 for column in (given.logprobs, given.values, *estimates))
-        return Columns(vectors, images, actions, *plain)
+                 for column in (given.logprobs, given.values, reference, *self._estimate(given, seen, actions)))
+        return Columns(seen, actions, *plain)
 
-    def _estimate(self, given: ControlBatch, vectors: torch.Tensor, images: torch.Tensor, actions: torch.Tensor
-                  ) -> tuple[np.ndarray, np.ndarray]:
+    def _actions(self, actions: np.ndarray) -> torch.Tensor:
+        return self.model.recorded(torch.from_numpy(np.ascontiguousarray(actions)).to(self.world.device))
+
+    def _estimate(self, given: ControlBatch, seen: Seen, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Advantages and returns [S] float64."""
         ppo, rewards = self.settings.ppo, self._scaled_rewards(given)
         if ppo.estimator == "gae":
             return gae(rewards, given.values, given.bootstrap, given.boundary, ppo.discount, ppo.gae_lambda)
-        logprobs, values = self._score(vectors, images, actions)
+        logprobs, values = self._score(seen, actions)
         found = vtrace(logprobs - given.logprobs, rewards, values, given.bootstrap, given.boundary, ppo.discount,
                        ppo.gae_lambda, rho_bar=ppo.rho_bar, c_bar=ppo.c_bar)
         return found.advantages, found.returns
@@ -167,13 +228,11 @@ class ControlTrainer:
         return np.clip(given.rewards * float(moments.shift_and_scale()[1]), -CLIP, CLIP)
 
     @torch.no_grad()
-    def _score(self, vectors: torch.Tensor, images: torch.Tensor, actions: torch.Tensor
-               ) -> tuple[np.ndarray, np.ndarray]:
+    def _score(self, seen: Seen, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Log-probs and values [S] under the present weights."""
         parts = []
-        for start in range(0, len(actions), SCORE_ROWS):
-            part = slice(start, start + SCORE_ROWS)
-            policy, values = self.model.distribution(vectors[part], images[part])
+        for part in _parts(len(actions)):
+            policy, values = self.model.distribution(seen.rows(part))
             parts.append(torch.stack([policy.log_prob(actions[part]), values]))
         logprobs, values = torch.cat(parts, dim=1).cpu().numpy()
         return logprobs, values
@@ -193,62 +252,77 @@ class ControlTrainer:
         return {**means, "ratio/first": steps[0]["ratio/first"], "epochs": float(passes)}
 
     def _step(self, part: Columns) -> dict[str, float]:
-        """One optimiser step on -surrogate + c_v·value loss - c_e·entropy, means over the rows of `part`."""
-        ppo = self.settings.ppo
-        policy, V = self.model.distribution(part.vectors, part.images)
+        """One optimiser step on -surrogate + c_v·value loss - c_e·entropy + c_k·KL, means over the rows of `part`."""
+        ppo, alone = self.settings.ppo, self.updates["ppo"] < self.settings.ppo.critic_first
+        policy, V = self.model.distribution(part.seen, detached=alone)
         x, o, A = policy.log_prob(part.actions), part.logprobs, part.advantages
         if ppo.normalise_advantage and len(A) > 1:
             A = (A - A.mean()) / (A.std() + ADVANTAGE_EPSILON)
         surrogate = ppo_clip(x, o, A, low=ppo.clip, high=ppo.clip)
         policy_loss, entropy = surrogate.loss.mean(), policy.entropy().mean()
+        distance_kl = kl_estimate(x, part.reference, "k3").mean()
         critic = value_loss(V, part.values, part.returns, clip=ppo.clip if ppo.clip_value else 0.0).mean()
-        loss = policy_loss + ppo.value_coefficient * critic - ppo.entropy_coefficient * entropy
-        norm = self._descend(loss)
+        acts = policy_loss - ppo.entropy_coefficient * entropy + ppo.kl_coefficient * distance_kl
+        judges = ppo.value_coefficient * critic
+        loss = judges if self.part == "critic" or alone else acts if self.part == "actor" else acts + judges
+        norm = self._descend(loss, f"update {self.updates['ppo'] + 1} (ppo)", "control.ppo.learning_rate")
         distance = (surrogate.ratio - 1.0).abs()
-        names = ("loss/total", "loss/policy", "loss/value", "entropy", "kl/old", "clip/fraction", "ratio/first",
-                 "grad_norm")
-        values = (loss, policy_loss, critic, entropy, kl_estimate(o, x.detach(), "k3").mean(),
-                  (distance > ppo.clip).float().mean(), distance.max(), norm)
-        return dict(zip(names, torch.stack([value.detach() for value in values]).tolist(), strict=True))
+        told = {"loss/total": loss, "loss/policy": policy_loss, "loss/value": critic, "entropy": entropy,
+                "kl/old": kl_estimate(o, x.detach(), "k3").mean(),
+                "clip/fraction": (distance > ppo.clip).float().mean(), "ratio/first": distance.max(), "grad_norm": norm}
+        if ppo.kl_coefficient > 0:
+            told["kl/reference"] = distance_kl
+        return dict(zip(told, torch.stack([value.detach() for value in told.values()]).tolist(), strict=True))
 
-    def _descend(self, loss: torch.Tensor) -> torch.Tensor:
+    def _descend(self, loss: torch.Tensor, what: str, rate_setting: str) -> torch.Tensor:
         """Returns the norm of the gradient before it was clipped. Raises NotFinite, and then changes nothing."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         bound = self.settings.ppo.max_grad_norm or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, bound)
         if not math.isfinite(norm):
-            raise NotFinite(f"a gradient of update {self.updates['ppo'] + 1} (ppo) is {float(norm)}, and no weight was "
-                            "changed by it; lower control.ppo.learning_rate")
+            raise NotFinite(f"a gradient of {what} is {float(norm)}, and no weight was changed by it; lower "
+                            f"{rate_setting}")
         self.optimizer.step()
         return norm
 
-    def _set_learning_rate(self) -> float:
+    def _ppo_rate(self) -> float:
         ppo = self.settings.ppo
         left = max(0.0, 1.0 - self.updates["ppo"] / self.total_updates) if ppo.anneal else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = ppo.learning_rate * left
         return ppo.learning_rate * left
+
+    def _cloning_rate(self) -> float:
+        cloning, done = self.settings.cloning, self.updates["cloning"] / max(1, self.cloning_updates)
+        return cloning.learning_rate * (0.5 + 0.5 * math.cos(math.pi * min(1.0, done)) if cloning.anneal else 1.0)
+
+    def _set_learning_rate(self, rate: float) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+
+def make_model(settings: ControlSettings, observations: Mapping[str, ArraySpec], action: ActionSpec, seed: int = 0
+               ) -> Model:
+    """The network that `control.network.kind` names. Raises BadValue where it does not fit the simulator."""
+    kind = VlaModel if settings.network.kind == "vla" else ControlModel
+    return cast(Model, kind(settings, observations, action, seed=seed))
+
+
+def _parts(rows: int) -> list[slice]:
+    return [slice(start, start + SCORE_ROWS) for start in range(0, rows, SCORE_ROWS)]
 
 
 def _checked(given: ControlBatch, mini_batches: int) -> ControlBatch:
     """Raises BatchError for columns that do not fit together."""
     steps = len(given.rewards)
     for name, column in zip(ControlBatch._fields[1:], given[1:], strict=True):
-        if len(column) != steps:
+        if column is not None and len(column) != steps:
             raise BatchError(f"{name} has {len(column)} rows, rewards have {steps}")
     if steps < mini_batches:
         raise BatchError(f"{steps} steps do not fill {mini_batches} mini-batches: lower control.ppo.mini_batches")
     if not given.boundary[-1]:
         raise BatchError("the last step is no boundary: what follows it is not known")
     return given
-
-
-def _flat_actions(actions: np.ndarray, spec: ActionSpec) -> np.ndarray:
-    """[S] int64 or [S, A] float32."""
-    if spec.kind == DISCRETE:
-        return np.ascontiguousarray(actions, dtype=np.int64)
-    return np.ascontiguousarray(actions, dtype=np.float32).reshape(len(actions), -1)
 
 
 def _explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
@@ -264,5 +338,7 @@ def _model_name(settings: ControlSettings, observations: Mapping[str, ArraySpec]
     shapes = {name: [observations[name].dtype, *observations[name].shape] for name in sorted(observations)}
     acts = [action.n] if action.kind == DISCRETE else list(action.shape)
     layers = "-".join(str(width) for width in network.hidden)
+    if network.kind == "vla":
+        layers = json.dumps(settings.flow.model_dump(exclude={"eta"}))
     return " ".join([network.kind, layers, network.activation, "shared" if network.shared else "separate", *moments,
                      json.dumps(shapes), action.kind, json.dumps(acts)])

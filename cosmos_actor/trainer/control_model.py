@@ -87,25 +87,33 @@ class ControlModel(nn.Module):
             self.value_head = _drawn(nn.Linear(network.hidden[-1], 1), VALUE_GAIN)
         self.log_std = None if action.kind == DISCRETE else nn.Parameter(torch.zeros(outputs))
 
-    def forward(self, vectors: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-        """vectors [n, D] float32, images [n, C, H, W] uint8 -> logits [n, K] or means [n, A], and values [n]."""
-        if self.seen_moments is not None:
-            vectors = self.seen_moments(vectors)
-        acts = self.actor(vectors, images)
-        judges = acts if self.critic is None else self.critic(vectors, images)
+    def forward(self, seen: Seen, *, detached: bool = False) -> tuple[Tensor, Tensor]:
+        """Logits [n, K] or means [n, A], and values [n]. `detached`: values teach shared layers nothing."""
+        vectors = seen.vectors if self.seen_moments is None else self.seen_moments(seen.vectors)
+        acts = self.actor(vectors, seen.images)
+        if self.critic is not None:
+            judges = self.critic(vectors, seen.images)
+        else:
+            judges = acts.detach() if detached else acts
         return self.policy_head(acts), self.value_head(judges)[:, 0]
 
-    def distribution(self, vectors: Tensor, images: Tensor) -> tuple[Distribution, Tensor]:
+    def distribution(self, seen: Seen, *, detached: bool = False) -> tuple[Distribution, Tensor]:
         """What the policy would do, and values [n]."""
-        outputs, values = self(vectors, images)
+        outputs, values = self(seen, detached=detached)
         if self.log_std is None:
             return Categorical(torch.log_softmax(outputs, dim=1)), values
         return DiagonalGaussian(outputs, self.log_std), values
 
-    def tensors(self, seen: Seen) -> tuple[Tensor, Tensor]:
-        """(vectors, images) where the weights are."""
-        device = self.value_head.weight.device
-        return torch.from_numpy(seen.vectors).to(device), torch.from_numpy(seen.images).to(device)
+    def recorded(self, actions: Tensor) -> Tensor:
+        """Actions as a fragment has them -> [n] int64, or [n, A] float32."""
+        return actions.long() if self.log_std is None else actions.float().flatten(1)
+
+    def cloning_loss(self, seen: Seen, actions: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        """-log-prob of demonstrated actions [n, 1, …]; mask [n, 1]. Gathers the moments of what is seen first."""
+        if self.seen_moments is not None:
+            self.seen_moments.include(seen.vectors.cpu().numpy())
+        policy, _ = self.distribution(seen)
+        return -(policy.log_prob(self.recorded(actions[:, 0])) * mask[:, 0]).sum() / mask[:, 0].sum().clamp(min=1.0)
 
 
 class Trunk(nn.Module):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_actor.roles.control_engine import ControlEngine, choose, perturb, within_bounds
+from cosmos_actor.roles.control_engine import ControlEngine
 from cosmos_actor.roles.control_forward import NumpyForward, TorchForward
+from cosmos_actor.roles.drawing import choose, perturb, within_bounds
 from cosmos_actor.roles.engine import HeldWeights, StaleWeights, WeightsRefused
 from cosmos_actor.simulator_bridge.contract import BOX, ActionSpec
 from cosmos_actor.weight_plane.digest import weights_digest
@@ -28,9 +29,8 @@ ACTIONS = {"discrete": DISCRETE_ACTION, "box": BOX_ACTION}
 def scored(engine: ControlEngine, observations, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The model's own log-probs and values."""
     with torch.no_grad():
-        policy, values = engine.model.distribution(*engine.model.tensors(engine.model.layout(observations)))
-        flat = torch.from_numpy(actions if actions.dtype == np.int64 else actions.reshape(len(actions), -1))
-        return policy.log_prob(flat).numpy(), values.numpy()
+        policy, values = engine.model.distribution(engine.model.layout(observations).to(torch.device("cpu")))
+        return policy.log_prob(engine.model.recorded(torch.from_numpy(actions))).numpy(), values.numpy()
 
 
 def drawn(engine: ControlEngine, observations: dict[str, np.ndarray], seed: int = 0) -> np.ndarray:
@@ -64,17 +64,17 @@ def test_numpy_and_torch_give_the_same(network, normalise: bool, rows: int) -> N
     if normalise:
         trainer.model.seen_moments.include(np.random.default_rng(0).normal(3.0, 2.0, (100, 4)))
     engine = make_engine(trainer)
-    assert isinstance(engine._forward, NumpyForward)
+    assert isinstance(engine._drawing._forward, NumpyForward)
     offered = engine.model.layout(seen(VECTORS, rows))
-    for ours, theirs in zip(engine._forward.policy_and_values(offered),
+    for ours, theirs in zip(engine._drawing._forward.policy_and_values(offered),
                             TorchForward(engine.model).policy_and_values(offered), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
 def test_large_networks_and_images_are_torchs() -> None:
-    assert isinstance(make_engine(make_trainer(settings({"hidden": (1024,)})))._forward, TorchForward)
+    assert isinstance(make_engine(make_trainer(settings({"hidden": (1024,)})))._drawing._forward, TorchForward)
     images = make_trainer(settings({"kind": "cnn"}), observations=IMAGES)
-    assert isinstance(make_engine(images)._forward, TorchForward)
+    assert isinstance(make_engine(images)._drawing._forward, TorchForward)
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)

@@ -17,7 +17,7 @@ from tests.roles.yard import Count, Yard, length_of
 async def act(observations: Any) -> Acted:
     state = observations["state"]
     zeros = np.zeros(len(state), np.float32)
-    return Acted(state[:, 1].astype(np.int64) % 4, zeros, zeros, 7, state[:, 1].astype(np.int64) % 4)
+    return Acted(state[:, 1].astype(np.int64) % 4, zeros, zeros, 7, state[:, 1:].astype(np.int64) % 4)
 
 
 def units(count: int) -> list[WorkUnit]:
@@ -26,7 +26,7 @@ def units(count: int) -> list[WorkUnit]:
 
 def evaluator(yard: Yard, attempts: int = 3) -> Evaluator:
     return Evaluator(yard.gateway, act, yard.collector.limits, attempts, asyncio.get_running_loop().time,
-                     yard.told.append)
+                     yard.told.append, told=lambda tasks: {})
 
 
 def check(records: list[dict[str, Any]], count: int) -> None:

@@ -118,7 +118,7 @@ class Yard:
         self.collector = Collector(
             self.gateway, self.acting, self.leases, lambda number: WorkUnit(f"u{number}", "count", seed=number),
             lambda generator, rows: generator.random(rows), self._limits, asyncio.get_running_loop().time,
-            self.told.append, prefix="c")
+            self.told.append, prefix="c", told=lambda tasks: {})
         return self
 
     async def attach(self, name: str, envs: int = 2, make: Callable[[], Environment] = Count) -> Simulator:
@@ -128,7 +128,7 @@ class Yard:
         state = observations["state"]
         self.rows.append(len(state))
         actions = (state[:, 1].astype(np.int64)) % 4
-        return Acted(actions, state[:, 0].copy(), state[:, 1].copy(), self.version, actions)
+        return Acted(actions, state[:, 0].copy(), state[:, 1].copy(), self.version, actions[:, None])
 
 
 def tasks(count: int, steps: int = 8) -> list[CollectTask]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cosmos_actor.roles.control_engine import ControlEngine
 from cosmos_actor.simulator_bridge.contract import BOX, DISCRETE, ActionSpec, ArraySpec
-from cosmos_actor.trainer.control import ControlTrainer
+from cosmos_actor.trainer.control import ControlTrainer, Part
 from cosmos_actor.trainer.control_settings import ControlSettings
 from cosmos_actor.weight_plane.digest import weights_digest
 
@@ -23,8 +23,10 @@ def settings(network: dict[str, Any] | None = None, **ppo: Any) -> ControlSettin
 
 
 def make_trainer(chosen: ControlSettings | None = None, action: ActionSpec = DISCRETE_ACTION, *, seed: int = 1,
-                 observations: dict[str, ArraySpec] = VECTORS, total: int = 100) -> ControlTrainer:
-    return ControlTrainer(chosen or settings(), observations, action, seed=seed, total_updates=total)
+                 observations: dict[str, ArraySpec] = VECTORS, total: int = 100, cloning: int = 0,
+                 part: Part = "joint") -> ControlTrainer:
+    return ControlTrainer(chosen or settings(), observations, action, seed=seed, total_updates=total,
+                          cloning_updates=cloning, part=part)
 
 
 def make_engine(trainer: ControlTrainer, version: int = 0) -> ControlEngine:
@@ -37,7 +39,7 @@ def make_engine(trainer: ControlTrainer, version: int = 0) -> ControlEngine:
 
 def seen(specs: dict[str, ArraySpec], rows: int, seed: int = 0) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(seed)
-    return {name: draw.integers(0, 256, (rows, *spec.shape)).astype(spec.dtype) if spec.dtype == "uint8"
+    return {name: draw.integers(0, 256, (rows, *spec.shape)).astype(spec.dtype) if spec.dtype in ("uint8", "int32")
             else (draw.normal(size=(rows, *spec.shape)) * 3 + 1).astype(spec.dtype) for name, spec in specs.items()}
 
 

@@ -159,9 +159,9 @@ def test_vtrace_takes_the_present_policys_values_for_an_older_ones_data() -> Non
     old = make_batch(make_engine(trainer))
     trained(trainer, 5)
     newer = make_engine(trainer, 1).values(old["observations"])
-    vectors = torch.from_numpy(trainer.model.layout(old["observations"]).vectors)
+    shown = trainer.model.layout(old["observations"]).to(torch.device("cpu"))
     with torch.no_grad():
-        policy, _ = trainer.model.distribution(vectors, torch.empty(64, 0, 1, 1))
+        policy, _ = trainer.model.distribution(shown)
         logprobs = policy.log_prob(torch.from_numpy(old["actions"])).numpy()
     expected = vtrace(logprobs - old["logprobs"], old["rewards"], newer, old["bootstrap"], old["boundary"], 0.99, 0.95)
     assert trainer.update(old)["loss/value"] == pytest.approx(0.5 * np.mean((newer - expected.returns) ** 2), rel=1e-4)

@@ -1,0 +1,155 @@
+"""How actions are drawn from a control model, by noise that whoever asks brings along.
+
+Legend as in `control_engine`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from cosmos_actor.roles.control_forward import NumpyForward, make_forward
+from cosmos_actor.simulator_bridge.contract import DISCRETE, ActionSpec
+from cosmos_actor.trainer.control_model import ControlModel
+from cosmos_actor.trainer.flow import chain_logprob, draw_chain, likeliest_chain
+from cosmos_actor.trainer.observations import Seen
+from cosmos_actor.trainer.vla_model import VlaModel
+
+HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class Drawing(Protocol):
+    """One kind of policy. Computes with the weights that its model holds at the time of the call."""
+
+    quick: bool
+    """See `ControlEngine.quick`."""
+
+    def noise(self, generator: np.random.Generator, rows: int) -> np.ndarray: ...
+
+    def draw(self, seen: Seen, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(actions as a fragment has them, log-probs [n] float32, values [n] float32)"""
+        ...
+
+    def commands(self, actions: np.ndarray) -> np.ndarray: ...
+
+    def values(self, seen: Seen) -> np.ndarray: ...
+
+    def weights_changed(self) -> None:
+        """To be called after every change of the model."""
+        ...
+
+
+class SingleDrawing:
+    """One action at a time, categorical or Gaussian."""
+
+    def __init__(self, model: ControlModel) -> None:
+        self._model, self._forward = model, make_forward(model)
+        self.quick = isinstance(self._forward, NumpyForward)
+        self._read_log_std()
+
+    def noise(self, generator: np.random.Generator, rows: int) -> np.ndarray:
+        if self._model.action.kind == DISCRETE:
+            return generator.random(rows)
+        return generator.standard_normal((rows, self._log_std.size), dtype=np.float32)
+
+    def draw(self, seen: Seen, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        outputs, values = self._forward.policy_and_values(seen)
+        if self._model.action.kind == DISCRETE:
+            return (*choose(outputs, noise), values)
+        actions, logprobs = perturb(outputs, self._log_std, noise)
+        return actions.reshape(len(actions), *self._model.action.shape), logprobs, values
+
+    def commands(self, actions: np.ndarray) -> np.ndarray:
+        return within_bounds(actions, self._model.action)[:, None]
+
+    def values(self, seen: Seen) -> np.ndarray:
+        return self._forward.values(seen)
+
+    def weights_changed(self) -> None:
+        self._forward.weights_changed()
+        self._read_log_std()
+
+    def _read_log_std(self) -> None:
+        log_std = self._model.log_std
+        self._log_std = np.zeros(0, np.float32) if log_std is None else log_std.detach().cpu().numpy().copy()
+
+
+class ChunkDrawing:
+    """Chunks by a flow. What a fragment has is the whole chain: only of that is the likelihood known."""
+
+    quick = False
+
+    def __init__(self, model: VlaModel) -> None:
+        self._model = model
+
+    def noise(self, generator: np.random.Generator, rows: int) -> np.ndarray:
+        return generator.standard_normal((rows, *self._model.chain_shape), dtype=np.float32)
+
+    @torch.inference_mode()
+    def draw(self, seen: Seen, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Without noise: the ODE from the middle of the noise, x_0 = 0."""
+        model, device = self._model, self._model.action_moments.mean.device
+        context = model.context(seen.to(device))
+        velocity, eta, rows = model.velocity(context), model.flow.eta, len(context)
+        if noise is None:
+            begin = torch.zeros((rows, *model.chain_shape[1:]), device=device)
+            chain = likeliest_chain(velocity, begin, model.flow.steps)
+            logprobs = chain_logprob(velocity, chain, eta)
+        else:
+            chain, logprobs = draw_chain(velocity, torch.from_numpy(noise).to(device), eta)
+        return chain.cpu().numpy(), logprobs.cpu().numpy(), model.values(context).cpu().numpy()
+
+    @torch.inference_mode()
+    def commands(self, actions: np.ndarray) -> np.ndarray:
+        model = self._model
+        last = torch.from_numpy(np.ascontiguousarray(actions[:, -1])).to(model.action_moments.mean.device)
+        chunks = model.commands(last).cpu().numpy()
+        return within_bounds(chunks.reshape(*chunks.shape[:2], *model.action.shape), model.action)
+
+    @torch.inference_mode()
+    def values(self, seen: Seen) -> np.ndarray:
+        model = self._model
+        context = model.context(seen.to(model.action_moments.mean.device))
+        return model.values(context).cpu().numpy()  # type: ignore[no-any-return]
+
+    def weights_changed(self) -> None: ...
+
+
+def choose(logits: np.ndarray, uniform: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """logits [n, N] float32, uniform [n] float64 in [0, 1) -> actions [n] int64, their log-probs [n] float32.
+
+    The action is the first whose cumulative probability passes `uniform`; the likeliest where there is none.
+    """
+    logprobs = logits - logits.max(axis=1, keepdims=True)
+    logprobs -= np.log(np.exp(logprobs).sum(axis=1, keepdims=True))
+    if uniform is None:
+        actions = logits.argmax(axis=1)
+    else:
+        cumulative = np.exp(logprobs, dtype=np.float64).cumsum(axis=1)
+        total = cumulative[:, -1]
+        reached = np.minimum(uniform * total, np.nextafter(total, 0.0))
+        actions = (cumulative <= reached[:, None]).sum(axis=1)
+    return actions, logprobs[np.arange(len(actions)), actions]
+
+
+def perturb(means: np.ndarray, log_std: np.ndarray, normal: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """means, normal [n, A], log_std [A], float32 -> actions [n, A] and their log-probs [n]; the means without normal.
+
+        action = mean + std·normal          log p = -Σ_a (½·normal² + log std + ½·log 2π)
+    """
+    constant = -float(log_std.sum()) - means.shape[1] * HALF_LOG_TWO_PI
+    if normal is None:
+        return means, np.full(len(means), constant, np.float32)
+    return means + np.exp(log_std) * normal, (constant - 0.5 * np.square(normal).sum(axis=1)).astype(np.float32)
+
+
+def within_bounds(actions: np.ndarray, spec: ActionSpec) -> np.ndarray:
+    """What a simulator is told: box actions [n, …] float32 cut to [low, high], discrete ones as they are."""
+    if spec.kind == DISCRETE or not (spec.low or spec.high):
+        return actions
+    low = np.array(spec.low, np.float32).reshape(spec.shape) if spec.low else None
+    high = np.array(spec.high, np.float32).reshape(spec.shape) if spec.high else None
+    return np.clip(actions, low, high)

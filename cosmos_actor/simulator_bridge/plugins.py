@@ -23,7 +23,10 @@ from .contract import Simulator
 from .mistakes import Mistake
 
 GROUP = "cosmos_actor.simulators"
-BUILT_IN = {"gymnasium": "cosmos_actor.simulator_bridge.gymnasium_adapter:make"}
+BUILT_IN = {
+    "gymnasium": "cosmos_actor.simulator_bridge.gymnasium_adapter:make",
+    "libero": "cosmos_actor.simulator_bridge.libero:make",
+}
 PYTHON = "python"
 LONGEST_ERROR = 300
 """Characters of what an import says; the rest goes below it, as a traceback."""

@@ -291,7 +291,7 @@ class LiberoWorld(Environment):
     def expert(self) -> np.ndarray:
         assert self._open is not None
         hand, thing = self._open.hand(), self._open.thing()
-        if self._expert is None:
+        if self._expert is None or self._expert.over:
             self._expert = self._open.expert(hand, thing)
         return self._expert.act(hand, thing)
 
@@ -415,7 +415,7 @@ class OpenTask:
         return np.copy(self._env.sim.data.body_xpos[self._env.obj_body_id[self._goal()[0]]])
 
     def expert(self, hand: Hand, thing: np.ndarray) -> PickAndPlace:
-        """For this episode, which has just begun."""
+        """One try, from here."""
         name, container, site = self._goal()
         data, around = self._env.sim.data, self._points(container)
         goal = np.copy(data.get_site_xpos(site) if site else data.body_xpos[self._env.obj_body_id[container]])

@@ -1,9 +1,9 @@
 """A scripted expert for LIBERO's tasks of one object that is put into or onto another. Pure: poses in, actions out.
 
-    above ──> down ──> close ──> lift ──> over the goal ──> lower ──> open ──> away
-      ^─────────────────────────── it is not in the hand ──┘
+    above ──> down ──> close ──> lift ──> over the goal ──> lower ──> open ──> away ──> over, and the task is not done
+                                   └── it is not in the hand ──────────────────────────> over
 
-Metres, radians, the axes of the robot's base; the hand's fingers close along its y axis. Every phase ends by itself
+Metres, radians, the axes of the robot's base; the hand's fingers close along its x axis. Every phase ends by itself
 after a number of actions, so noise on them delays it and stops it nowhere.
 """
 
@@ -29,15 +29,17 @@ CARRIED_M = 0.05
 """Between the lowest point of what is carried and the goal's top."""
 DEPTH_M = 0.028
 """How far below a thing's top it is held, if it is so high."""
-RIM_DEPTH_M = 0.012
+RIM_DEPTH_M = 0.025
 """The same for a rim."""
+WALL_M = 0.006
+"""From the outside of a rim to the middle of its wall."""
 LIFTED_M = 0.02
 """A thing that rose less than this when the hand did is not in it."""
 NEAR_M, NEAR_RAD = 0.006, 0.06
 FAR_M = 0.015
 """Where nothing is touched, this near is near enough."""
 PHASES = ("above", "down", "close", "lift", "over", "lower", "open", "away")
-LONGEST = {"above": 45, "down": 30, "close": 8, "lift": 25, "over": 60, "lower": 20, "open": 6, "away": 1000}
+LONGEST = {"above": 45, "down": 30, "close": 15, "lift": 25, "over": 60, "lower": 20, "open": 6, "away": 15}
 """Actions of each phase."""
 
 
@@ -58,19 +60,23 @@ class Grasp(NamedTuple):
 
 
 class PickAndPlace:
-    """One episode. `act` is asked once an action."""
+    """One try. `act` is asked once an action; where `over`, it has failed and another is to be made."""
 
     def __init__(self, hand: Hand, thing: np.ndarray, points: np.ndarray, goal: np.ndarray, goal_top: float) -> None:
         """`thing` [3] where it is, `points` [P, 3] of its surface, `goal` [3] where its middle is to be, `goal_top` the
         height above which it is free."""
-        self._down, self._goal, self._goal_top = hand.matrix, goal, goal_top
+        self._goal, self._goal_top = goal, goal_top
         self._points = points - thing
         self._middle = (self._points.min(axis=0) + self._points.max(axis=0)) / 2
-        self._begin(hand, thing)
+        grasp = grasp_of(self._points, hand.matrix[:2, 0])
+        turned = quaternion_to_matrix(axis_angle_to_quaternion(np.array([0.0, 0.0, grasp.turn])))
+        self._offset, self._wanted = grasp.offset, turned @ upright(hand.matrix)
+        self._at, self._waited, self._origin, self._stays = 0, 0, thing, hand.position
+        self.over = False
 
     def act(self, hand: Hand, thing: np.ndarray) -> np.ndarray:
         """[7] float32 for the hand and the thing as they are now."""
-        while self._is_over(hand, thing):
+        while not self.over and self._phase_is_over(hand, thing):
             self._next(hand, thing)
         self._waited += 1
         target, gripper = self._target(thing)
@@ -82,23 +88,17 @@ class PickAndPlace:
 
     # ---- phases
 
-    def _begin(self, hand: Hand, thing: np.ndarray) -> None:
-        grasp = grasp_of(self._points, hand.matrix[:2, 1])
-        turned = quaternion_to_matrix(axis_angle_to_quaternion(np.array([0.0, 0.0, grasp.turn])))
-        self._offset, self._wanted = grasp.offset, turned @ upright(self._down)
-        self._at, self._waited, self._origin = 0, 0, thing.copy()
-
     def _next(self, hand: Hand, thing: np.ndarray) -> None:
-        if PHASES[self._at] == "lift" and thing[2] - self._origin[2] < LIFTED_M:
-            self._begin(hand, thing)
+        if PHASES[self._at] == "away" or PHASES[self._at] == "lift" and thing[2] - self._origin[2] < LIFTED_M:
+            self.over = True
             return
         self._at, self._waited = self._at + 1, 0
-        if PHASES[self._at] in ("close", "lift", "open"):
-            self._origin, self._stays = thing.copy(), hand.position.copy()
+        if PHASES[self._at] in ("close", "lift", "open", "away"):
+            self._origin, self._stays = thing, hand.position
         if PHASES[self._at] == "over":
             self._offset = hand.position - thing  # as it lies in the hand
 
-    def _is_over(self, hand: Hand, thing: np.ndarray) -> bool:
+    def _phase_is_over(self, hand: Hand, thing: np.ndarray) -> bool:
         phase = PHASES[self._at]
         if self._waited >= LONGEST[phase]:
             return True
@@ -138,10 +138,10 @@ class PickAndPlace:
 
 def upright(matrix: np.ndarray) -> np.ndarray:
     """[3, 3]: the same hand, pointing straight down."""
-    y = np.array([matrix[0, 1], matrix[1, 1], 0.0])
-    y /= np.linalg.norm(y)
+    x = np.array([matrix[0, 0], matrix[1, 0], 0.0])
+    x /= np.linalg.norm(x)
     z = np.array([0.0, 0.0, -1.0])
-    return np.stack([np.cross(y, z), y, z], axis=1)
+    return np.stack([x, np.cross(z, x), z], axis=1)
 
 
 def grasp_of(points: np.ndarray, closing: np.ndarray) -> Grasp:
@@ -159,8 +159,9 @@ def grasp_of(points: np.ndarray, closing: np.ndarray) -> Grasp:
             middle = np.ptp(along) / 2 + along.min(), np.ptp(across) / 2 + across.min()
             at = middle[0] * axis + middle[1] * np.array([-axis[1], axis[0]])
             return Grasp(np.array([*at, high[2] - depth]), turn)
-    rim = points[points[:, 2] > high[2] - RIM_DEPTH_M][:, :2] @ closing
-    return Grasp(np.array([*(rim.max() * closing * 0.94), high[2] - RIM_DEPTH_M]), 0.0)
+    depth = min(RIM_DEPTH_M, (high[2] - low[2]) / 2)
+    wall = points[points[:, 2] > high[2] - depth][:, :2] @ closing
+    return Grasp(np.array([*((wall.max() - WALL_M) * closing), high[2] - depth]), 0.0)
 
 
 def turned_by(direction: np.ndarray, angle: float) -> np.ndarray:

@@ -18,7 +18,7 @@ GROUPINGS = ("per_role", "single")
 PLACEMENTS = ("colocated", "disaggregated")
 MAY_SHARE = frozenset({"rollout", "policy"})
 """They compute in turns. A third role on the device would find its memory taken in the middle of a step."""
-ALLOCATION_ORDER = ("policy", "reference", "rollout")
+ALLOCATION_ORDER = ("policy", "critic", "reference", "rollout")
 """Fewest alternatives first: ranks of one group stay side by side at the head of the host."""
 
 

@@ -34,7 +34,7 @@ from cosmos_actor.trainer.model_directory import check_model_files
 INTERPRETER_DEADLINE_S, SIMULATOR_DEADLINE_S = 20.0, 60.0
 """An interpreter that takes longer to import the bus is broken, and a check must end."""
 TASKS_SHOWN = 5
-NEEDS_TORCH = ("policy", "rollout", "reference")
+NEEDS_TORCH = ("policy", "rollout", "reference", "critic")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from cosmos_actor.bus.handshake import KEY_NOT_LISTED, WRONG_SERVER_KEY
 from cosmos_actor.job.assembly import ask_settings, gateway, make_bus, weight_source
 from cosmos_actor.job.last_line import exit_code_of
 from cosmos_actor.job.rejoin import LeaveAsked, live
-from cosmos_actor.job.roles import CONTROLLER, ROLE_CLASSES, build_role
+from cosmos_actor.job.roles import CONTROL_CLASSES, CONTROLLER, build_role
 from cosmos_actor.recipes.resolved import load_resolved
 from cosmos_actor.recipes.settings import RunSettings
 
@@ -162,7 +162,7 @@ def _leave_on_signals(runtime: ActorRuntime, joined: bool, asked: LeaveAsked) ->
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cosmos_actor.job.actor", description=__doc__)
-    parser.add_argument("--role", required=True, choices=[CONTROLLER, *ROLE_CLASSES])
+    parser.add_argument("--role", required=True, choices=[CONTROLLER, *CONTROL_CLASSES])
     parser.add_argument("--actor", required=True, help="name in the run, such as rollout-0")
     parser.add_argument("--connect", required=True, help="address of the run's head")
     parser.add_argument("--key", required=True, type=Path, help="this role's key file")

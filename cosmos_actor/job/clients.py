@@ -26,7 +26,7 @@ from cosmos_actor.job.intake import (
     parts_of,
     used,
 )
-from cosmos_actor.roles.control_messages import PrepareRequest
+from cosmos_actor.roles.control_messages import ShownMoments, ShownRequest
 from cosmos_actor.roles.messages import (
     Demonstrations,
     DemonstrationsRequest,
@@ -40,10 +40,7 @@ from cosmos_actor.roles.messages import (
     SaveRequest,
     ScoreRequest,
     Scores,
-    SftRequest,
     TasksRequest,
-    UpdateReply,
-    UpdateRequest,
 )
 from cosmos_actor.simulator_bridge.contract import Description
 
@@ -80,6 +77,11 @@ class Data(Client):
                                split="replacement", attempt=self._job.epoch)
         what = f"{count} replacements for step {step}"
         return self._job.call("data", request, what, lambda answer: answer.tasks[first:])
+
+    def shown(self, step: int, description: Description) -> Handle[ShownMoments]:
+        """Moments of demonstrations of these simulators."""
+        request = ShownRequest(step, self._job.settings.policy.sft_batch, description)
+        return self._job.call("data", request, f"demonstrations of step {step}")
 
     def demonstrations(self, step: int) -> Handle[Demonstrations]:
         request = DemonstrationsRequest(step, self._job.settings.policy.sft_batch)
@@ -321,51 +323,3 @@ class Reference(Client):
             job.ledger.dropped(keys_of(groups), QUARANTINED)
             return []
         return _with_column(groups, "reference_logprobs", answer)
-
-
-class Policy(Client):
-    """Training."""
-
-    def sft(self, demonstrations: Handle[Demonstrations], step: int) -> Handle[dict[str, Any]]:
-        """Optimiser step `step` on demonstrations; its metrics."""
-        return self._job.handle(self._sft(demonstrations, step), f"SFT step {step}")
-
-    def update(self, groups: Handle[list[Group]], step: int) -> Handle[dict[str, Any]]:
-        """Optimiser step `step` on scored groups; its metrics. The ledger then has them as trained at `step`."""
-        return self._job.handle(self._update(groups, step), f"policy update {step}")
-
-    def prepare(self, description: Description) -> None:
-        """Have the network for these simulators made, or restored; waits for it."""
-        request = PrepareRequest(self._job.epoch, description)
-        self._job.call("policy", request, f"the policy for {description.simulator}").resolve()
-
-    def save(self, directory: str, step: int) -> Handle[Any]:
-        request = SaveRequest(directory, self._job.epoch, step)
-        return self._job.call("policy", request, f"the policy's checkpoint {step}")
-
-    def restore(self, directory: str | None, step: int) -> Handle[Any]:
-        request = RestoreRequest(directory, self._job.epoch, step)
-        return self._job.call("policy", request, f"the policy's restore to step {step}")
-
-    async def _sft(self, demonstrations: Handle[Demonstrations], step: int) -> dict[str, Any]:
-        job, epoch = self._job, self._job.epoch
-
-        async def train(shown: Demonstrations) -> UpdateReply:
-            return await job.submit("policy", SftRequest(epoch, step, shown.demonstrations),  # type: ignore[no-any-return]
-                                    f"SFT step {step}")
-
-        answer = await used(job, demonstrations, train)
-        job.journal.spent("update", answer.seconds)
-        return dict(answer.metrics)
-
-    async def _update(self, groups: Handle[list[Group]], step: int) -> dict[str, Any]:
-        job, epoch = self._job, self._job.epoch
-
-        async def train(batch: list[Group]) -> dict[str, Any]:
-            staleness = max(group.staleness(step - 1) for group in batch)
-            answer: UpdateReply = await job.submit("policy", UpdateRequest(epoch, step, batch), f"policy update {step}")
-            job.ledger.trained(keys_of(batch), step)
-            job.journal.spent("update", answer.seconds)
-            return {**answer.metrics, "staleness/max": staleness, "version": step}
-
-        return await used(job, groups, train)

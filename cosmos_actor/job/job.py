@@ -26,9 +26,10 @@ from cosmos_actor.actors.runtime import ActorRuntime
 from cosmos_actor.bus import Bus, BusError, RemoteError
 from cosmos_actor.bus.errors import BulkGone, DeadlineExceeded
 from cosmos_actor.job.checkpoints import Checkpoints
-from cosmos_actor.job.clients import Data, Policy, Reference, ReplayBuffer, Reward, Rollout
+from cosmos_actor.job.clients import Data, Reference, ReplayBuffer, Reward, Rollout
 from cosmos_actor.job.intake import ArraysGone, Intake
 from cosmos_actor.job.journal import Journal
+from cosmos_actor.job.learners import Critic, Policy
 from cosmos_actor.job.roles import STATEFUL
 from cosmos_actor.job.simulators import Simulators
 from cosmos_actor.job.weights import Weights
@@ -73,7 +74,8 @@ class Job:
         fleet.on_dismissed = lambda member, reason: self.tell("dismissed", actor=member.actor, reason=reason)
         self.intake = Intake(self)
         self.data, self.rollout, self.reward = Data(self), Rollout(self), Reward(self)
-        self.replay_buffer, self.reference, self.policy = ReplayBuffer(self), Reference(self), Policy(self)
+        self.replay_buffer, self.reference = ReplayBuffer(self), Reference(self)
+        self.policy, self.critic = Policy(self), Critic(self)
         self.weights = Weights(self)
         self._simulators = Simulators(self) if settings.run.experience == SIMULATOR else None
 
@@ -178,7 +180,7 @@ class Job:
         self.epoch = self.checkpoints.next_epoch()
         self.weights.start_epoch(self.epoch)
         directory = str(latest.directory) if latest else None
-        for client in (self.policy, self.replay_buffer):
+        for client in self._stateful():
             client.restore(directory, self.step).resolve()
         self.ledger.roll_back(self.step, reason, keep=latest.buffered if latest else ())
         self.journal.roll_back(self.step)
@@ -300,12 +302,16 @@ class Job:
         if self.stop_asked and self.step < self.last_step:
             raise StopAsked(self.stop_asked[0])
 
+    def _stateful(self) -> list[Any]:
+        """The clients of the roles that are part of a checkpoint."""
+        return [self.policy, self.replay_buffer, *([self.critic] if self.critic.present else [])]
+
     def _checkpoint(self) -> None:
         """Two phases: every stateful role writes its part; only when all have does the tracker move."""
         for step in sorted(self._stored):
             self._stored.pop(step).resolve()
         with self.checkpoints.writing(self.step) as draft:
-            for client in (self.policy, self.replay_buffer):
+            for client in self._stateful():
                 client.save(str(draft.directory), self.step).resolve()
             draft.finish(seed=self.settings.run.seed, step=self.step, dispatched_through=self.dispatched_through,
                          buffered=self.ledger.buffered_keys())

@@ -23,13 +23,15 @@ CONTROL_CLASSES = {
     "data": "cosmos_actor.roles.control_data:ControlDataRole",
     "rollout": "cosmos_actor.roles.control_rollout:ControlRolloutRole",
     "reward": "cosmos_actor.roles.control_reward:ControlRewardRole",
+    "reference": "cosmos_actor.roles.control_reference:ControlReferenceRole",
+    "critic": "cosmos_actor.roles.control_critic:ControlCriticRole",
     "policy": "cosmos_actor.roles.control_policy:ControlPolicyRole",
 }
 """The same roles where simulators give the experience."""
 CONTROLLER = "controller"
-STATEFUL = frozenset({"policy", "replay_buffer"})
+STATEFUL = frozenset({"policy", "critic", "replay_buffer"})
 """Roles whose death rewinds the job; a test compares it with the classes."""
-KEYED_ROLES = (SUPERVISOR, REGISTRY, CONTROLLER, *ROLE_CLASSES, SIMULATOR)
+KEYED_ROLES = (SUPERVISOR, REGISTRY, CONTROLLER, *CONTROL_CLASSES, SIMULATOR)
 """Every role of a run has its own key pair."""
 
 

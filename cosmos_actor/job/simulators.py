@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 EVALUATION = "eval"
 """`phase` of an episode that nobody trained on."""
+ACTING = ("rollout", "reference")
+"""Roles that make a network of what the simulators are, and can be replaced at any time."""
 SAY_S = 2.0
 """Of the deadline, for the rollout to say that nobody has attached: that is more than that the time is over."""
 
@@ -48,7 +50,7 @@ class Simulators(Producer):
         job.fleet.on_joined(self._on_joined)
 
     def describe(self) -> Description:
-        """What the run's simulators are, which is what the first that attaches is; every rollout hears of it."""
+        """What the run's simulators are, which is what the first that attaches is; who acts or is asked hears of it."""
         if self._description is None:
             deadline_s = self._job.settings.run.deadline_s
             request = DescribeRequest(max(deadline_s - SAY_S, deadline_s / 2))
@@ -113,12 +115,13 @@ class Simulators(Producer):
 
     def _known(self, description: Description) -> Any:
         self._description = description
-        for link in self._job.fleet.links("rollout").values():
-            link.publish_state(topic=DESCRIPTION_TOPIC, message=description)
+        for role in ACTING:
+            for link in self._job.fleet.links(role).values():
+                link.publish_state(topic=DESCRIPTION_TOPIC, message=description)
         return description
 
     def _on_joined(self, member: Member, link: Link) -> None:
-        if member.role == "rollout" and self._description is not None:
+        if member.role in ACTING and self._description is not None:
             link.publish_state(topic=DESCRIPTION_TOPIC, message=self._description)
 
     async def _on_event(self, event: SimulatorEvent, link: Link) -> None:

@@ -18,7 +18,7 @@ def demands(settings: RunSettings) -> list[RoleDemand]:
 
     The controller is no role: it has a process of its own, or shares the one of `run.grouping` = "single".
     """
-    rollout, policy, reference = settings.rollout, settings.policy, settings.reference
+    rollout, policy, reference, critic = settings.rollout, settings.policy, settings.reference, settings.critic
     asked = [
         RoleDemand(role="data", threads=settings.data.threads, python=settings.data.python),
         RoleDemand(role="reward", count=settings.reward.count, threads=settings.reward.threads,
@@ -26,6 +26,8 @@ def demands(settings: RunSettings) -> list[RoleDemand]:
         RoleDemand(role="replay_buffer", threads=settings.replay_buffer.threads, python=settings.replay_buffer.python),
         RoleDemand(role="reference", count=settings.reference_count, threads=reference.threads, python=reference.python,
                    device=reference.device, devices=reference.devices),
+        RoleDemand(role="critic", count=settings.critic_count, threads=critic.threads, python=critic.python,
+                   device=critic.device, devices=critic.devices),
         RoleDemand(role="policy", ranks=policy.ranks, threads=policy.threads, python=policy.python,
                    device=policy.device, devices=policy.devices),
         RoleDemand(role="rollout", count=rollout.count, joining=max(0, rollout.min_actors - rollout.count),

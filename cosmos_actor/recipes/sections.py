@@ -232,6 +232,12 @@ class ReferenceSection(ComputeSettings):
     count: NonNegativeInt = setting(1, "actors that score side by side, each with a model of its own", unit="actors")
 
 
+class CriticSection(ComputeSettings):
+    """A critic in a process of its own, where simulators give the experience; otherwise it is a part of the policy."""
+
+    count: Annotated[int, Field(ge=0, le=1)] = setting(0, "1 = the values come from a role of their own", unit="actors")
+
+
 class WeightsSection(Settings):
     """Passing versions from the policy to the rollout actors."""
 

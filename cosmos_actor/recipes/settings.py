@@ -14,6 +14,7 @@ from cosmos_actor.actors.settings import Settings, setting
 from cosmos_actor.recipes.sections import (
     BulkSection,
     BusSection,
+    CriticSection,
     DataSection,
     LimiterSection,
     PolicySection,
@@ -40,6 +41,7 @@ class RunSettings(Settings):
     replay_buffer: ReplayBufferSection = setting(ReplayBufferSection, "the store between generation and training")
     limiter: LimiterSection = setting(LimiterSection, "how asking, storing and training keep pace")
     reference: ReferenceSection = setting(ReferenceSection, "the frozen model of the KL term")
+    critic: CriticSection = setting(CriticSection, "who judges states, where it is not the policy itself")
     policy: PolicySection = setting(PolicySection, "the model that is trained, and how")
     sim: SimulatorSection = setting(SimulatorSection, "simulators, where they give the experience")
     control: ControlSettings = setting(ControlSettings, "the policy that acts in simulators, and how it is trained")
@@ -57,17 +59,24 @@ class RunSettings(Settings):
     @property
     def reference_count(self) -> int:
         """Reference actors to start: none while the KL term is off."""
-        wanted = self.policy.grpo.kl_coefficient > 0 and self.run.experience == "text"
+        wanted = (self.policy.grpo if self.run.experience == "text" else self.control.ppo).kl_coefficient > 0
         return self.reference.count if wanted else 0
+
+    @property
+    def critic_count(self) -> int:
+        """Critics to start: texts have none."""
+        return self.critic.count if self.run.experience == "simulator" else 0
 
 
 def disagreements(settings: RunSettings) -> Iterator[str]:
     """One line for each pair of settings that can not go together, naming both."""
     if settings.run.experience == "simulator":
         yield from _simulator_disagreements(settings)
-    kl = settings.policy.grpo.kl_coefficient
+    simulated = settings.run.experience == "simulator"
+    name = "control.ppo" if simulated else "policy.grpo"
+    kl = settings.control.ppo.kl_coefficient if simulated else settings.policy.grpo.kl_coefficient
     if kl > 0 and settings.reference.count == 0:
-        yield f"policy.grpo.kl_coefficient = {kl} needs reference.count >= 1, or 0 to do without a reference"
+        yield f"{name}.kl_coefficient = {kl} needs reference.count >= 1, or 0 to do without a reference"
     fewest, groups = settings.limiter.min_groups, settings.data.prompts_per_step
     if fewest > groups:
         yield f"limiter.min_groups = {fewest} is over data.prompts_per_step = {groups}"
@@ -89,6 +98,11 @@ def _simulator_disagreements(settings: RunSettings) -> Iterator[str]:
     if steps < settings.control.ppo.mini_batches:
         yield (f"data.prompts_per_step x sim.fragment_steps = {steps} is under control.ppo.mini_batches = "
                f"{settings.control.ppo.mini_batches}")
+    if settings.critic.count and settings.control.ppo.estimator == "vtrace":
+        yield ("control.ppo.estimator = \"vtrace\" needs values of the model that is trained, and critic.count = 1 has "
+               "them elsewhere: make it 0, or use \"gae\"")
+    if settings.policy.sft_steps and not settings.control.cloning.demonstrations:
+        yield f"policy.sft_steps = {settings.policy.sft_steps} needs control.cloning.demonstrations, a folder of them"
     if settings.policy.ranks > 1:
         yield f"policy.ranks = {settings.policy.ranks}: a control policy is trained by one rank"
 

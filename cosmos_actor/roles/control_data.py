@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from cosmos_actor.actors.errors import BadValue
 from cosmos_actor.actors.fragment import CollectTask
 from cosmos_actor.actors.role import Role, handles
 from cosmos_actor.actors.seeds import seed_of
+from cosmos_actor.roles.control_messages import ShownMoments, ShownRequest
 from cosmos_actor.roles.messages import Tasks, TasksRequest
+from cosmos_actor.simulator_bridge.contract import Description
+from cosmos_actor.trainer.demonstrations import Demonstrations
+from cosmos_actor.trainer.instructions import INSTRUCTION, words_of
 
 UNITS_A_FRAGMENT, FRAGMENTS_A_LIFE, LIVES = 1 << 12, 1 << 36, 1 << 15
 """Numbers of units that one fragment begins on average at most, of fragments in one life of the job, and of lives
@@ -17,11 +24,36 @@ class ControlDataRole(Role):
 
     name = "data"
 
+    def setup(self) -> None:
+        self.demonstrations: Demonstrations | None = None
+
     @handles(TasksRequest)
     def tasks(self, request: TasksRequest) -> Tasks:
         prefix = "f" if request.split == "train" else "r"
         return Tasks([self._task(f"{prefix}{request.step:06d}-{place:04d}", request, place)
                       for place in range(request.prompts)])
+
+    @handles(ShownRequest)
+    def shown(self, request: ShownRequest) -> ShownMoments:
+        """Raises UserError for demonstrations that are not there, can not be read, or are of another simulator."""
+        settings = self.context.settings
+        demonstrations = self._demonstrations(request.description)
+        generator = np.random.default_rng(seed_of(f"{settings.run.seed}/demonstrations/{request.step}"))
+        vla = settings.control.network.kind == "vla"
+        horizon = settings.control.flow.chunk if vla else 1
+        found = demonstrations.chunks(horizon).sample(generator, request.count)
+        told = {INSTRUCTION: self.told[found.tasks]} if vla else {}
+        return ShownMoments({**found.observations, **told}, found.actions, found.mask.astype(np.uint8))
+
+    def _demonstrations(self, description: Description) -> Demonstrations:
+        if self.demonstrations is None:
+            folder = self.context.settings.control.cloning.demonstrations
+            with self.context.busy(f"the demonstrations of {folder}", self.context.settings.run.deadline_s):
+                opened = Demonstrations.open(folder)
+                refuse_another_simulator(opened, description)
+                self.demonstrations = opened
+            self.told = np.stack([words_of(task) for task in opened.tasks])
+        return self.demonstrations
 
     def _task(self, group_id: str, request: TasksRequest, place: int) -> CollectTask:
         settings = self.context.settings
@@ -35,3 +67,13 @@ class ControlDataRole(Role):
         """Grows with the life of the job and the step: what a life that was rolled back has begun is not begun anew."""
         fragment = request.attempt % LIVES * FRAGMENTS_A_LIFE + request.step * request.prompts + place
         return fragment * UNITS_A_FRAGMENT
+
+
+def refuse_another_simulator(demonstrations: Demonstrations, description: Description) -> None:
+    """Raises BadValue unless the demonstrations are of what the run's simulators show and do."""
+    shown = demonstrations.description
+    for name in ("observations", "action", "embodiment"):
+        if getattr(shown, name) != getattr(description, name):
+            raise BadValue(f"the demonstrations are of {shown.simulator}, whose `{name}` is {getattr(shown, name)}; "
+                           f"that of {description.simulator} is {getattr(description, name)}",
+                           setting="control.cloning.demonstrations")

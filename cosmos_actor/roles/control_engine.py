@@ -15,7 +15,7 @@ from cosmos_actor.roles.drawing import ChunkDrawing, Drawing, SingleDrawing
 from cosmos_actor.roles.engine import HeldWeights
 from cosmos_actor.roles.newer_weights import load_newer
 from cosmos_actor.simulator_bridge.contract import ActionSpec, ArraySpec
-from cosmos_actor.trainer.control import make_model
+from cosmos_actor.trainer.control_scorer import make_model
 from cosmos_actor.trainer.control_settings import ControlSettings
 from cosmos_actor.trainer.models import use_threads
 from cosmos_actor.trainer.vla_model import VlaModel

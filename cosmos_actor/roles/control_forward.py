@@ -38,7 +38,7 @@ class Forward(Protocol):
 def make_forward(model: ControlModel) -> Forward:
     """The faster of the two for this model where it is."""
     small = max(layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)) <= NUMPY_WIDTH
-    on_host = model.value_head.weight.device.type == "cpu"
+    on_host = model.place.device.type == "cpu"
     return NumpyForward(model) if small and on_host and model.actor.pictures is None else TorchForward(model)
 
 
@@ -50,7 +50,7 @@ class TorchForward:
 
     @torch.inference_mode()
     def policy_and_values(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
-        outputs, values = self._model(seen.to(self._model.value_head.weight.device))
+        outputs, values = self._model(seen.to(self._model.place.device))
         return outputs.cpu().numpy(), values.cpu().numpy()
 
     def values(self, seen: Seen) -> np.ndarray:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cosmos_actor.actors.fragment import CollectTask
-from cosmos_actor.bus.schema import Json, schema
+from cosmos_actor.actors.fragment import CollectTask, Fragment
+from cosmos_actor.bus.schema import Array, Json, array, schema
+from cosmos_actor.roles.messages import Column
 from cosmos_actor.simulator_bridge.contract import Description, WorkUnit
 
 DESCRIPTION_TOPIC = "simulator_description"
@@ -65,6 +66,59 @@ class Evaluated:
 
     records: Json
     seconds: float
+
+
+@schema("judge_request", version=1)
+@dataclass(frozen=True)
+class JudgeRequest:
+    """Asks the critic what the states of these fragments are worth, and what follows their boundaries."""
+
+    epoch: int
+    fragments: list[Fragment]
+
+
+@schema("judged", version=1)
+@dataclass(frozen=True)
+class Judged:
+    """In the order of the request: the columns `values` and `bootstrap`, and who wrote them."""
+
+    values: list[Column]
+    bootstrap: list[Column]
+    writer: str
+
+
+@schema("shown_request", version=1)
+@dataclass(frozen=True)
+class ShownRequest:
+    """Asks for the demonstrated moments of one step of cloning; the same whenever it is asked."""
+
+    step: int
+    count: int
+    description: Description
+    """Of the run's simulators, which the demonstrations have to be of."""
+
+
+@schema("shown", version=1)
+@dataclass(frozen=True)
+class ShownMoments:
+    """n moments of demonstrations, and the K actions that came next."""
+
+    observations: dict[str, Array] = array("any")
+    """Name -> [n, …]"""
+    actions: Array = array("any")
+    """[n, K, …]"""
+    mask: Array = array("uint8", "n", "K")
+    """0 after the end of the episode."""
+
+
+@schema("clone_request", version=1)
+@dataclass(frozen=True)
+class CloneRequest:
+    """Step number `step` of the optimiser, on demonstrations. Asked twice, it is done once."""
+
+    epoch: int
+    step: int
+    shown: ShownMoments
 
 
 @schema("simulator_event", version=1)

@@ -13,8 +13,8 @@ from cosmos_actor.actors.disk import writing
 from cosmos_actor.actors.fragment import Fragment
 from cosmos_actor.actors.role import handles
 from cosmos_actor.actors.run_directory import write_whole
-from cosmos_actor.roles.control_messages import Prepared, PrepareRequest
-from cosmos_actor.roles.messages import Restored, RestoreRequest
+from cosmos_actor.roles.control_messages import CloneRequest, Prepared, PrepareRequest
+from cosmos_actor.roles.messages import Restored, RestoreRequest, UpdateReply
 from cosmos_actor.roles.policy import PolicyRole
 from cosmos_actor.simulator_bridge.contract import Description
 from cosmos_actor.trainer.checkpoint import CheckpointError
@@ -30,6 +30,12 @@ class NotPrepared(Exception):
 class ControlPolicyRole(PolicyRole):
     """Between a restore and `prepare` it only knows which checkpoint it is to become."""
 
+    part = "joint"
+    """What of the model it trains."""
+
+    def device(self) -> str:
+        return str(self.context.settings.control.device)
+
     def setup(self) -> None:
         self.body = ""
         self.checkpoint: Path | None = None
@@ -43,27 +49,37 @@ class ControlPolicyRole(PolicyRole):
         self.begin_life(request.epoch)
         self.trainer.close()
         self.trainer = Unprepared()
-        self.checkpoint = None if request.directory is None else Path(request.directory) / "policy"
+        self.checkpoint = None if request.directory is None else Path(request.directory) / self.name
         self.step, self.answer = request.step, None
-        return Restored("policy", self.step)
+        return Restored(self.name, self.step)
 
     @handles(PrepareRequest)
     def prepare(self, request: PrepareRequest) -> Prepared:
         """Raises CheckpointError for a checkpoint of another body or another network."""
         self.refuse_another_life(request.epoch)
         from cosmos_actor.trainer.control import ControlTrainer
+        from cosmos_actor.trainer.world import World
 
         settings, description = self.context.settings, request.description
+        part = "actor" if self.part == "joint" and settings.critic_count else self.part
         self.body = description.embodiment
         trainer = ControlTrainer(
             settings.control, observations_of(description, kind=settings.control.network.kind), description.action,
-            seed=settings.run.seed, total_updates=settings.run.steps, cloning_updates=settings.policy.sft_steps)
+            seed=settings.run.seed, total_updates=settings.run.steps, cloning_updates=settings.policy.sft_steps,
+            part=part, world=World.alone(self.device()))
         if self.checkpoint is not None:
             with self.pause(f"checkpoint {self.step}"):
                 refuse_another_body(self.checkpoint, description)
                 trainer.load(self.checkpoint)
         self.trainer = AdaptedTrainer(trainer, self.body)
         return Prepared(self.step, sum(int(tensor.size) for tensor in trainer.weights().values()))
+
+
+    @handles(CloneRequest)
+    def clone(self, request: CloneRequest) -> UpdateReply:
+        shown = request.shown
+        return self._once(request, lambda: self.trainer.clone(
+            {"observations": shown.observations, "actions": shown.actions, "mask": shown.mask}))
 
 
 class Unprepared:
@@ -81,6 +97,7 @@ class AdaptedTrainer:
 
     def __init__(self, trainer: Any, body: str) -> None:
         self._trainer, self._body = trainer, body
+        self.clone, self.values = trainer.clone, trainer.scorer.values
         self.weights, self.load, self.reset, self.close = trainer.weights, trainer.load, trainer.reset, trainer.close
 
     def grpo_step(self, groups: Sequence[Fragment]) -> dict[str, float]:
@@ -114,6 +131,7 @@ def batch_of(groups: Sequence[Fragment], bootstrap_truncated: bool) -> dict[str,
         "actions": joined("actions"), "logprobs": joined("logprobs"), "values": joined("values"),
         "bootstrap": np.concatenate(bootstrap).astype(np.float32), "boundary": joined("boundary").astype(bool),
         "rewards": joined("rewards"),
+        "reference_logprobs": None if groups[0].reference_logprobs is None else joined("reference_logprobs"),
     }
 
 

@@ -25,6 +25,7 @@ from cosmos_actor.roles.control_messages import (
     SimulatorEvent,
 )
 from cosmos_actor.roles.evaluator import Evaluator
+from cosmos_actor.roles.judging import bootstraps
 from cosmos_actor.roles.messages import Generation
 from cosmos_actor.roles.unit_source import load_source
 from cosmos_actor.roles.weights_holder import WeightsHolder
@@ -192,24 +193,22 @@ class ControlRolloutRole(WeightsHolder):
                 f"{attached}", setting="sim.count" if not present else "run.deadline_s") from error
 
     def _fragments(self, request: CollectRequest, found: Sequence[dict[str, Any]]) -> list[Fragment]:
-        """With the values of what follows the boundaries, all of them in one pass."""
-        after = [item["columns"]["after"] for item in found]
-        follows = self.engine.values({name: np.concatenate([part[name] for part in after]) for name in after[0]})
-        groups, at = [], 0
-        for task, item in zip(request.tasks, found, strict=True):
-            columns = item["columns"]
-            rows = np.flatnonzero(columns["boundary"])
-            bootstrap = np.zeros(len(columns["boundary"]), np.float32)
-            bootstrap[rows] = follows[at:at + len(rows)]
-            at += len(rows)
-            groups.append(self._fragment(task, item, {**columns, "bootstrap": bootstrap}, request.version_dispatch))
-        return groups
+        """With the values of what follows the boundaries, all of them in one pass; a critic of its own does that."""
+        columns = [item["columns"] for item in found]
+        if self.context.settings.critic_count:
+            columns = [{name: column for name, column in of_one.items() if name != "values"} for of_one in columns]
+        else:
+            follows = bootstraps([of_one["boundary"] for of_one in columns], [of_one["after"] for of_one in columns],
+                                 self.engine.values)
+            columns = [{**of_one, "bootstrap": column} for of_one, column in zip(columns, follows, strict=True)]
+        return [self._fragment(task, item, of_one, request.version_dispatch)
+                for task, item, of_one in zip(request.tasks, found, columns, strict=True)]
 
     def _fragment(self, task: CollectTask, item: dict[str, Any], columns: dict[str, Any], version: int) -> Fragment:
         writer = self.context.identity.actor
         facts = {"simulator": item["simulator"], "actor": item["actor"], "episodes": item["episodes"]}
         return Fragment(group_id=task.group_id, attempt=task.attempt, task=facts, version_dispatch=version,
-                        written_by={"values": writer, "bootstrap": writer}, **columns)
+                        written_by={name: writer for name in ("values", "bootstrap") if name in columns}, **columns)
 
     async def _act(self, observations: Observations, noise: np.ndarray) -> Acted:
         if self.engine.quick:  # the way to the worker and back would take longer

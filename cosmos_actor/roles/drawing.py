@@ -91,7 +91,7 @@ class ChunkDrawing:
     @torch.inference_mode()
     def draw(self, seen: Seen, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Without noise: the ODE from the middle of the noise, x_0 = 0."""
-        model, device = self._model, self._model.action_moments.mean.device
+        model, device = self._model, self._model.place.device
         context = model.context(seen.to(device))
         velocity, eta, rows = model.velocity(context), model.flow.eta, len(context)
         if noise is None:
@@ -105,14 +105,14 @@ class ChunkDrawing:
     @torch.inference_mode()
     def commands(self, actions: np.ndarray) -> np.ndarray:
         model = self._model
-        last = torch.from_numpy(np.ascontiguousarray(actions[:, -1])).to(model.action_moments.mean.device)
+        last = torch.from_numpy(np.ascontiguousarray(actions[:, -1])).to(model.place.device)
         chunks = model.commands(last).cpu().numpy()
         return within_bounds(chunks.reshape(*chunks.shape[:2], *model.action.shape), model.action)
 
     @torch.inference_mode()
     def values(self, seen: Seen) -> np.ndarray:
         model = self._model
-        context = model.context(seen.to(model.action_moments.mean.device))
+        context = model.context(seen.to(model.place.device))
         return model.values(context).cpu().numpy()  # type: ignore[no-any-return]
 
     def weights_changed(self) -> None: ...

@@ -69,7 +69,7 @@ class PolicyRole(StatefulRole):
         seen = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
         return self._once(request, lambda: {**self.trainer.grpo_step(request.groups), **seen})
 
-    def _once(self, request: SftRequest | UpdateRequest, update: Callable[[], Mapping[str, float]]) -> UpdateReply:
+    def _once(self, request: Any, update: Callable[[], Mapping[str, float]]) -> UpdateReply:
         self.refuse_another_life(request.epoch)
         step = request.step
         if self.answer is not None and step == self.step:
@@ -117,16 +117,16 @@ class PolicyRole(StatefulRole):
         if request.step != self.step:
             raise OutOfStep(f"asked to save step {request.step}, the policy is at step {self.step}")
         with self.pause(f"checkpoint {request.step}"):
-            self.trainer.save(Path(request.directory) / "policy")
-        return Saved("policy", request.step)
+            self.trainer.save(Path(request.directory) / self.name)
+        return Saved(self.name, request.step)
 
     @handles(RestoreRequest)
     def restore(self, request: RestoreRequest) -> Restored:
         self.begin_life(request.epoch)
         if request.directory is not None:
             with self.pause(f"checkpoint {request.step}"):
-                self.trainer.load(Path(request.directory) / "policy")
+                self.trainer.load(Path(request.directory) / self.name)
         elif self.step != 0:
             self.trainer.reset()
         self.step, self.answer = request.step, None
-        return Restored("policy", self.step)
+        return Restored(self.name, self.step)

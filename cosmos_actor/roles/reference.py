@@ -25,8 +25,15 @@ class ReferenceRole(Role):
         settings = self.context.settings
         self.scorer = Scorer(settings.policy, temperature=settings.rollout.logprob_temperature,
                              device=settings.reference.device, threads=settings.reference.threads)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is frozen yet."""
         self.frozen: Manifest | None = None
         self.taken = asyncio.Event()
+
+    async def ready_for_weights(self) -> None:
+        """Returns when there is a model to put them into."""
 
     def weights_held(self) -> str:
         return "" if self.frozen is None else str(self.frozen.version.step)
@@ -37,6 +44,7 @@ class ReferenceRole(Role):
         assert weights is not None
         if self.frozen is not None and self.frozen.version == manifest.version:
             return  # announced again, over a new link
+        await self.ready_for_weights()
         tensors = await weights.pull(manifest, self.context.settings.weights.deadline_s)
         await self.context.compute("load_weights", self._take, manifest, tensors)
         self.taken.set()

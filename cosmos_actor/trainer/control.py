@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ import torch
 from cosmos_actor.actors.seeds import seed_of
 from cosmos_actor.simulator_bridge.contract import DISCRETE, ActionSpec, ArraySpec
 from cosmos_actor.trainer.batch import BatchError
-from cosmos_actor.trainer.control_model import ControlModel
+from cosmos_actor.trainer.control_scorer import ControlScorer, make_model
 from cosmos_actor.trainer.control_settings import ControlSettings
 from cosmos_actor.trainer.estimators import discounted_sums, gae, vtrace
 from cosmos_actor.trainer.model_weights import host_copies, named_tensors
@@ -34,17 +34,18 @@ from cosmos_actor.trainer.objectives import kl_estimate, ppo_clip, value_loss
 from cosmos_actor.trainer.observations import Seen
 from cosmos_actor.trainer.policy import NotFinite
 from cosmos_actor.trainer.running_moments import CLIP
-from cosmos_actor.trainer.vla_model import VlaModel, shifted
+from cosmos_actor.trainer.vla_model import shifted
 from cosmos_actor.trainer.world import World
 
 ADAM_EPSILON = 1e-5
 """cleanRL's and OpenAI's value: gradients of a small network often vanish, and steps must not explode then."""
 ADVANTAGE_EPSILON = 1e-8
-SCORE_ROWS = 1024
-"""Steps of one forward pass outside of training: bounds the memory of activations of images."""
 Part = Literal["joint", "actor", "critic"]
 """What a trainer trains: all of the model, or one of the two where the other is in another process."""
-Model = ControlModel | VlaModel
+OF_THE_OTHER: dict[Part, tuple[str, ...]] = {
+    "joint": (), "actor": ("loss/value", "explained_variance"),
+    "critic": ("loss/policy", "entropy", "kl/old", "kl/reference", "clip/fraction", "ratio/first")}
+"""Metrics that say nothing about what is trained here."""
 
 
 class ControlBatch(NamedTuple):
@@ -117,6 +118,7 @@ class ControlTrainer:
         """Back to the state that settings, specs and seed describe."""
         self.updates = {"ppo": 0, "cloning": 0}
         self.model = make_model(self.settings, self.observations, self.action, self.seed).to(self.world.device)
+        self.scorer = ControlScorer(self.model, self.settings.threads)
         self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
@@ -139,8 +141,9 @@ class ControlTrainer:
         if self.model.seen_moments is not None:
             self.model.seen_moments.include(seen.vectors)
         self.updates["ppo"] += 1
-        explained = _explained_variance(given.values, columns.returns.cpu().numpy())
-        return {**metrics, "explained_variance": explained, "learning_rate": rate, "steps": float(len(given.rewards)),
+        metrics["explained_variance"] = _explained_variance(given.values, columns.returns.cpu().numpy())
+        kept = {name: value for name, value in metrics.items() if name not in OF_THE_OTHER[self.part]}
+        return {**kept, "learning_rate": rate, "steps": float(len(given.rewards)),
                 "seconds/update": time.perf_counter() - started}
 
     def clone(self, batch: Mapping[str, object]) -> dict[str, float]:
@@ -167,19 +170,6 @@ class ControlTrainer:
         return {"loss/cloning": float(torch.stack(losses).mean()), "grad_norm": float(torch.stack(norms).mean()),
                 "learning_rate": rate, "seconds/update": time.perf_counter() - started}
 
-    def score(self, batch: Mapping[str, np.ndarray], actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probs and values [S] of steps, under the present weights: what a reference and a critic say."""
-        use_threads(self.settings.threads)
-        return self._score(self.model.layout(batch).to(self.world.device), self._actions(actions))
-
-    def values(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-        """[S] of what is seen, under the present weights."""
-        use_threads(self.settings.threads)
-        seen = self.model.layout(batch).to(self.world.device)
-        with torch.no_grad():
-            parts = [self.model.distribution(seen.rows(part))[1] for part in _parts(len(seen.vectors))]
-        return torch.cat(parts).cpu().numpy()
-
     def weights(self) -> dict[str, np.ndarray]:
         """A host copy of every weight and running moment, by name."""
         return host_copies(named_tensors(self.model).items())
@@ -200,21 +190,18 @@ class ControlTrainer:
         """A single rank holds nothing that has to be let go."""
 
     def _columns(self, given: ControlBatch, seen: Seen) -> Columns:
-        actions = self._actions(given.actions)
+        actions = self.scorer.recorded(given.actions)
         reference = given.logprobs if given.reference_logprobs is None else given.reference_logprobs
         plain = (torch.from_numpy(np.array(column, dtype=np.float32)).to(self.world.device)
                  for column in (given.logprobs, given.values, reference, *self._estimate(given, seen, actions)))
         return Columns(seen, actions, *plain)
-
-    def _actions(self, actions: np.ndarray) -> torch.Tensor:
-        return self.model.recorded(torch.from_numpy(np.ascontiguousarray(actions)).to(self.world.device))
 
     def _estimate(self, given: ControlBatch, seen: Seen, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Advantages and returns [S] float64."""
         ppo, rewards = self.settings.ppo, self._scaled_rewards(given)
         if ppo.estimator == "gae":
             return gae(rewards, given.values, given.bootstrap, given.boundary, ppo.discount, ppo.gae_lambda)
-        logprobs, values = self._score(seen, actions)
+        logprobs, values = self.scorer.score_tensors(seen, actions)
         found = vtrace(logprobs - given.logprobs, rewards, values, given.bootstrap, given.boundary, ppo.discount,
                        ppo.gae_lambda, rho_bar=ppo.rho_bar, c_bar=ppo.c_bar)
         return found.advantages, found.returns
@@ -226,16 +213,6 @@ class ControlTrainer:
             return given.rewards
         moments.include(discounted_sums(given.rewards, given.boundary, self.settings.ppo.discount)[:, None])
         return np.clip(given.rewards * float(moments.shift_and_scale()[1]), -CLIP, CLIP)
-
-    @torch.no_grad()
-    def _score(self, seen: Seen, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probs and values [S] under the present weights."""
-        parts = []
-        for part in _parts(len(actions)):
-            policy, values = self.model.distribution(seen.rows(part))
-            parts.append(torch.stack([policy.log_prob(actions[part]), values]))
-        logprobs, values = torch.cat(parts, dim=1).cpu().numpy()
-        return logprobs, values
 
     def _train(self, columns: Columns) -> dict[str, float]:
         """All passes. Means over mini-batches, but `kl/old` of the last pass and `ratio/first` of the first step."""
@@ -299,17 +276,6 @@ class ControlTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
-
-
-def make_model(settings: ControlSettings, observations: Mapping[str, ArraySpec], action: ActionSpec, seed: int = 0
-               ) -> Model:
-    """The network that `control.network.kind` names. Raises BadValue where it does not fit the simulator."""
-    kind = VlaModel if settings.network.kind == "vla" else ControlModel
-    return cast(Model, kind(settings, observations, action, seed=seed))
-
-
-def _parts(rows: int) -> list[slice]:
-    return [slice(start, start + SCORE_ROWS) for start in range(0, rows, SCORE_ROWS)]
 
 
 def _checked(given: ControlBatch, mini_batches: int) -> ControlBatch:

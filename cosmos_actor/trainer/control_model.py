@@ -104,6 +104,11 @@ class ControlModel(nn.Module):
             return Categorical(torch.log_softmax(outputs, dim=1)), values
         return DiagonalGaussian(outputs, self.log_std), values
 
+    @property
+    def place(self) -> Tensor:
+        """A tensor where all of the model's are."""
+        return self.value_head.weight
+
     def recorded(self, actions: Tensor) -> Tensor:
         """Actions as a fragment has them -> [n] int64, or [n, A] float32."""
         return actions.long() if self.log_std is None else actions.float().flatten(1)

@@ -109,6 +109,11 @@ class VlaModel(nn.Module):
         context = self.context(seen)
         return FlowDistribution(self, context), self.values(context, detached=detached)
 
+    @property
+    def place(self) -> Tensor:
+        """A tensor where all of the model's are."""
+        return self.action_moments.mean
+
     def recorded(self, actions: Tensor) -> Tensor:
         """Chains as a fragment has them [n, T+1, K, A] -> [n, (T+1)·K·A]."""
         return actions.float().flatten(1)

@@ -13,7 +13,7 @@ from cosmos_actor.actors.role import Role, follows, handles
 from cosmos_actor.actors.runtime import HeadLost
 from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import PeerRefused, RemoteError
-from cosmos_actor.job.roles import ROLE_CLASSES, STATEFUL
+from cosmos_actor.job.roles import CONTROL_CLASSES, STATEFUL
 from tests.actors.small_cluster import BrokenRole, EchoRole, Question, SmallCluster, with_cluster
 
 
@@ -117,7 +117,7 @@ def test_random_numbers_depend_on_the_seed_the_actor_and_the_name_alone():
 
 
 def test_the_stateful_roles_are_those_whose_classes_say_so():
-    classes = {name: load_object(path, setting="--role") for name, path in ROLE_CLASSES.items()}
+    classes = {name: load_object(path, setting="--role") for name, path in CONTROL_CLASSES.items()}
     assert {name for name, role in classes.items() if role.stateful} == STATEFUL
     assert all(role.name == name for name, role in classes.items())
 

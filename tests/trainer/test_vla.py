@@ -64,10 +64,10 @@ def test_a_chain_is_scored_as_the_trainer_scores_it(greedy: bool) -> None:
     noise = None if greedy else engine.noise(np.random.default_rng(0), 6)
     chains, logprobs, values = engine.act(observations, noise)
     assert chains.shape == (6, 3, 4, 3) and chains.dtype == np.float32
-    scored = trainer.score(observations, chains)
+    scored = trainer.scorer.score(observations, chains)
     np.testing.assert_allclose(scored[0], logprobs, atol=2e-4)
     np.testing.assert_allclose(scored[1], values, atol=1e-5)
-    np.testing.assert_allclose(trainer.values(observations), values, atol=1e-5)
+    np.testing.assert_allclose(trainer.scorer.values(observations), values, atol=1e-5)
     np.testing.assert_allclose(engine.values(observations), values, atol=1e-5)
     commands = engine.commands(chains)
     assert commands.shape == (6, 4, 3) and np.abs(commands).max() <= 1.0

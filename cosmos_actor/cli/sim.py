@@ -22,14 +22,14 @@ def command(
     out: Annotated[str | None, typer.Option(metavar="DIR", help="record: where to write the dataset.")] = None,
     episodes: Annotated[int | None, typer.Option(metavar="N", help="record: of each task (default 50).")] = None,
     task: Annotated[list[str] | None, typer.Option(metavar="NAME", help="record: which tasks (default: all).")] = None,
-    noise: Annotated[float | None, typer.Option(metavar="STD", help="record: added to what is done (default 0).")] = None,
+    noise: Annotated[float | None, typer.Option(metavar="STD", help="record: added to what is done.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="record: other seeds, other episodes.")] = None,
     only_success: Annotated[bool, typer.Option("--only-success", help="record: leave failures out.")] = False,
     video: Annotated[bool, typer.Option("--video", help="record: pictures as H.264.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="describe, test, record: for programs.")] = False,
 ) -> int:
-    """Tell what a simulator can do, write a package for a new one, test whether it keeps what is asked of one, or record
-    demonstrations of its expert."""
+    """Tell what a simulator can do, write a package for a new one, test whether it keeps what is asked of one, or
+    record what its expert does."""
     options = {"--dir": directory, "--envs": envs, "--steps": steps, "--out": out, "--episodes": episodes,
                "--noise": noise, "--seed": seed}
     words = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]

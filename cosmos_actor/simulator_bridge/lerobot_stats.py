@@ -33,8 +33,9 @@ class PictureStatistics(NamedTuple):
 
     @classmethod
     def of(cls, frames: np.ndarray) -> PictureStatistics:
-        counts = [np.bincount(frames[..., channel].reshape(-1), minlength=VALUES) for channel in range(frames.shape[-1])]
-        return cls(np.stack(counts), len(frames))
+        counts = np.stack([np.bincount(frames[..., channel].reshape(-1), minlength=VALUES)
+                           for channel in range(frames.shape[-1])])
+        return cls(counts, len(frames))
 
     def __add__(self, other: Any) -> PictureStatistics:
         return PictureStatistics(self.counts + other.counts, self.pictures + other.pictures)

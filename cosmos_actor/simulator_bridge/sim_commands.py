@@ -19,6 +19,8 @@ HANG_S = 600.0
 """A check that takes longer hangs. The process ends with the stacks of its threads, after the name of that check."""
 BADLY = 1
 """Exit code where a check has failed."""
+STOPPED = 130
+"""That of a command which Ctrl-C ends."""
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +131,9 @@ def _record(given: argparse.Namespace) -> int:
         done = record(simulator, description, options, _nothing if given.json else _print)
     except OSError as error:
         raise Mistake("--out {}: {}".format(given.out, error.strerror or error)) from error
+    except KeyboardInterrupt:
+        os.write(2, b"stopped: nothing is written\n")
+        return STOPPED
     seconds = time.perf_counter() - begun
     if given.json:
         _print(json.dumps({"directory": given.out, "seconds": round(seconds, 3), **done._asdict()}))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from dataclasses import asdict, fields
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .contract import DISCRETE, ActionSpec, ArraySpec, Description, TaskSpec
 from .embodiment import EmbodimentMap
@@ -18,6 +18,19 @@ def plain(description: Description, embodiment: Optional[EmbodimentMap]) -> Dict
     told["embodiment_digest"] = told.pop("embodiment")
     told["embodiment"] = None if embodiment is None else embodiment.plain()
     return told
+
+
+def description_of(told: Mapping[str, Any]) -> Description:
+    """What `plain` was made of. Raises KeyError, TypeError or ValueError for what is none."""
+    known = {part.name for part in fields(Description)}
+    given = {name: value for name, value in told.items() if name in known}
+    tuples = {name: tuple(told["action"][name]) for name in ("shape", "low", "high")}
+    given.update(
+        embodiment=told["embodiment_digest"], tasks=[TaskSpec(**task) for task in told["tasks"]],
+        action=ActionSpec(**{**told["action"], **tuples}),
+        observations={name: ArraySpec(**{**spec, "shape": tuple(spec["shape"])})
+                      for name, spec in told["observations"].items()})
+    return Description(**given)
 
 
 def lines(description: Description, embodiment: Optional[EmbodimentMap]) -> List[str]:
@@ -67,7 +80,7 @@ def _embodiment(body: EmbodimentMap) -> List[str]:
     told = ["{}, digest {}".format(body.name, body.digest[:DIGEST_SHOWN])]
     told += ["camera {}: {} x {}, turned by {}".format(camera.name, camera.height, camera.width, camera.rotation)
              for camera in body.cameras]
-    for word, fields in (("state", body.state), ("action", body.action)):
-        if fields:
-            told.append("{}: {}".format(word, ", ".join("{} {}".format(part.name, part.size) for part in fields)))
+    for word, parts in (("state", body.state), ("action", body.action)):
+        if parts:
+            told.append("{}: {}".format(word, ", ".join("{} {}".format(part.name, part.size) for part in parts)))
     return told

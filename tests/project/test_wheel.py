@@ -17,7 +17,7 @@ from tests.project.conftest import clean_environment, run
 from tests.project.source import PACKAGE
 
 CORE = {"pyzmq", "msgpack", "numpy"}
-EXTRAS = {"cli", "train", "vllm", "sim", "all", "dev"}
+EXTRAS = {"cli", "train", "vllm", "sim", "record", "all", "dev"}
 LONGEST_TEST_S = 600
 LARGEST_SIMULATORS_SIDE_BYTES = 300_000
 

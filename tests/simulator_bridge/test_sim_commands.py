@@ -87,7 +87,7 @@ def test_describe_and_its_json(tmp_path: Path) -> None:
     (["test", TEMPLATE, "--envs", "0"], "--envs 0: expected 1 or more"),
     (["test", TEMPLATE, "--steps", "many"], "invalid int value: 'many' (see cosmos-actor sim test --help)"),
     (["test"], "the following arguments are required: KIND:ID"),
-    ([], "the following arguments are required: describe | new | test (see cosmos-actor sim --help)"),
+    ([], "the following arguments are required: describe | new | test | record (see cosmos-actor sim --help)"),
 ])
 def test_a_mistake_is_one_line_and_exit_code_2(words: list[str], said: str, capfd: Any) -> None:
     assert main(["sim", *words]) == 2

@@ -236,9 +236,13 @@ class LiberoSimulator(Simulator):
             control_hz=CONTROL_HZ, libraries=_versions(), expert=self._name.startswith(WITH_EXPERT))
 
     def open(self, envs: int) -> SimSession:
+        return EachSlot(self.world, envs)
+
+    def world(self) -> LiberoWorld:
+        """One, without anything around it."""
         tasks = {self._suite.tasks[number].name: Task(self._suite.get_task_bddl_file_path(number),
                                                       self._states(number)) for number in self._numbers}
-        return EachSlot(lambda: LiberoWorld(self._library, tasks, self._options), envs)
+        return LiberoWorld(self._library, tasks, self._options)
 
     @functools.lru_cache(maxsize=None)  # noqa: B019 (a simulator lives as long as its process)
     def _states(self, number: int) -> np.ndarray:

@@ -6,6 +6,7 @@ Invariant: at most one living process holds a run directory. The kernel frees it
     config.resolved.toml    the settings, reloads equal
     metrics.jsonl           one object a step          events.jsonl   what happened to actors
     episodes.jsonl          one object an episode of a simulator
+    videos/step_000050/     episodes of the evaluation after that step, as MP4
     ledger.sqlite           every trajectory           logs/ROLE-N/INCARNATION.log
     registry.jsonl          who came and went in this life of the run
     checkpoints/  record/  keys/ (0700)  latest_checkpoint.txt  report.html
@@ -48,6 +49,7 @@ class RunPaths:
         self.configuration = self.root / "config.resolved.toml"
         self.metrics = self.root / "metrics.jsonl"
         self.episodes = self.root / "episodes.jsonl"
+        self.videos = self.root / "videos"
         self.events = self.root / "events.jsonl"
         self.registry = self.root / "registry.jsonl"
         self.ledger = self.root / "ledger.sqlite"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from cosmos_actor.actors.experience import Group, Task
 from cosmos_actor.actors.handle import Handle
 from cosmos_actor.actors.json_lines import JsonLinesWriter, truncate_after_step
 from cosmos_actor.actors.messages import Member
+from cosmos_actor.actors.run_directory import write_whole
 from cosmos_actor.bus import Link
 from cosmos_actor.job.clients import Producer
 from cosmos_actor.job.intake import Experience
@@ -25,7 +28,7 @@ from cosmos_actor.roles.control_messages import (
 )
 from cosmos_actor.roles.evaluator import DONE
 from cosmos_actor.roles.unit_source import trials
-from cosmos_actor.simulator_bridge.contract import SUCCESS, UNKNOWN, Description, WorkUnit
+from cosmos_actor.simulator_bridge.contract import FAILURE, SUCCESS, UNKNOWN, Description, WorkUnit
 
 if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
@@ -35,6 +38,10 @@ EVALUATION = "eval"
 """`phase` of an episode that nobody trained on."""
 ACTING = ("rollout", "reference")
 """Roles that make a network of what the simulators are, and can be replaced at any time."""
+UNFIT = re.compile(r"[^\w.-]+", re.ASCII)
+"""What a file's name has no room for."""
+LONGEST_NAME = 120
+"""Characters of a task in it; file systems have 255 bytes."""
 SAY_S = 2.0
 """Of the deadline, for the rollout to say that nobody has attached: that is more than that the time is over."""
 
@@ -91,12 +98,34 @@ class Simulators(Producer):
         settings, version = job.settings, job.weights.published
         units = trials(self.describe(), settings.sim.tasks, settings.sim.eval_trials, settings.run.seed)
         what = f"{len(units)} episodes of the evaluation after step {version.step}"
-        records = job.handle(self._evaluated(units, version, what), what).resolve()
+        records, videos = job.handle(self._evaluated(units, version, what), what).resolve()
+        named = self._keep_videos(version.step, records, videos)
         for record in records:
-            self._episodes.append({"step": version.step, "phase": EVALUATION, **record})
+            self._episodes.append({"step": version.step, "phase": EVALUATION, **record, **named.get(record["unit"], {})})
         job.journal.evaluation(version.step, summary(records))
 
-    async def _evaluated(self, units: list[WorkUnit], version: Version, what: str) -> list[dict[str, Any]]:
+    def _keep_videos(self, step: int, records: Sequence[Mapping[str, Any]],
+                     videos: Mapping[str, np.ndarray]) -> dict[str, dict[str, str]]:
+        """Unit -> `{"video": path}`. A disk that is full is an event and no end of the run."""
+        paths, named = self._job.paths, {}
+        folder = paths.videos / f"step_{step:06d}"
+        try:
+            if folder.exists():  # of this evaluation, before the run went back
+                shutil.rmtree(folder)
+            for record in records:
+                if record["unit"] in videos:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    path = folder / video_name(record)
+                    if path.exists():  # of a task whose name is the same but for what no file's name has
+                        path = path.with_name(f"{len(named)}-{path.name}")
+                    write_whole(path, videos[record["unit"]].tobytes())
+                    named[record["unit"]] = {"video": path.relative_to(paths.root).as_posix()}
+        except OSError as error:
+            self._job.tell("simulator_not_filmed", text=f"videos can not be written: {error}")
+        return named
+
+    async def _evaluated(self, units: list[WorkUnit], version: Version,
+                         what: str) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
         """Spread over the rollouts that there are; a part whose rollout dies is done by another."""
         job = self._job
         size = -(-len(units) // max(1, len(job.fleet.links("rollout"))))
@@ -104,7 +133,8 @@ class Simulators(Producer):
         parts = [EvaluateRequest(units[at:at + size], version.step, version.ordinal, deadline_s)
                  for at in range(0, len(units), size)]
         answers: list[Evaluated] = await asyncio.gather(*(job.submit("rollout", part, what) for part in parts))
-        return [record for answer in answers for record in answer.records]
+        return ([record for answer in answers for record in answer.records],
+                {unit: video for answer in answers for unit, video in answer.videos.items()})
 
     def roll_back(self, step: int) -> None:
         """Forget the episodes after `step`."""
@@ -126,6 +156,13 @@ class Simulators(Producer):
 
     async def _on_event(self, event: SimulatorEvent, link: Link) -> None:
         self._job.tell(f"simulator_{event.what}", rollout=link.peer.actor, **event.facts)
+
+
+def video_name(record: Mapping[str, Any]) -> str:
+    """TASK-trial-007-success.mp4"""
+    task, _, trial = str(record["unit"]).rpartition("/")
+    outcome = {SUCCESS: "success", FAILURE: "failure"}.get(record["success"], "ended")
+    return f"{UNFIT.sub('_', task)[:LONGEST_NAME]}-trial-{trial.zfill(3)}-{outcome}.mp4"
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -164,6 +164,12 @@ class SimulatorSection(ProcessSettings):
     eval_trials: PositiveInt = setting(
         20, "episodes of each task in one evaluation, every run.eval_every steps; the same ones each time",
         unit="episodes")
+    videos: NonNegativeInt = setting(
+        1, "trials of each task that an evaluation films from the first on, with every step; 0 = none",
+        unit="episodes", resumable=True)
+    failed_videos: NonNegativeInt = setting(
+        3, "further trials of each task that are kept as videos because they failed, with what the policy saw",
+        unit="episodes", resumable=True)
     fragment_steps: PositiveInt = setting(
         128, "steps of one fragment; data.prompts_per_step of them make a training step", unit="steps")
     embodiment: str = setting("", "digest of the EmbodimentMap that simulators must have; empty = as the first has")

@@ -59,13 +59,15 @@ class EvaluateRequest:
     weights_deadline_s: float
 
 
-@schema("evaluated", version=1)
+@schema("evaluated", version=2)
 @dataclass(frozen=True)
 class Evaluated:
     """A record for each unit, in its order: see `roles.evaluator`."""
 
     records: Json
     seconds: float
+    videos: dict[str, Array] = array("uint8")
+    """Unit -> an MP4 file, of those that were filmed: see `roles.films`."""
 
 
 @schema("judge_request", version=1)

@@ -25,6 +25,7 @@ from cosmos_actor.roles.control_messages import (
     SimulatorEvent,
 )
 from cosmos_actor.roles.evaluator import Evaluator
+from cosmos_actor.roles.films import Films, cameras_of, missing
 from cosmos_actor.roles.judging import bootstraps
 from cosmos_actor.roles.messages import Generation
 from cosmos_actor.roles.unit_source import load_source
@@ -93,6 +94,7 @@ class ControlRolloutRole(WeightsHolder):
             self.description = description
             await self.context.compute("build", self._build, description)
             self._make_collector(description)
+            self._say_what_is_not_filmed(description)
             self.made.set()
 
     def _build(self, description: Description) -> None:
@@ -112,6 +114,12 @@ class ControlRolloutRole(WeightsHolder):
             CollectLimits(settings.step_s, settings.reset_s, settings.most_given_up), self.context.clock.monotonic,
             functools.partial(self._tell, "failed"), prefix=f"{identity.actor}.{identity.incarnation[-6:]}",
             told=self.instructions.told)
+
+    def _say_what_is_not_filmed(self, description: Description) -> None:
+        settings = self.context.settings
+        wanted = settings.run.eval_every and (settings.sim.videos or settings.sim.failed_videos)
+        if wanted and cameras_of(description) and (problem := missing()):
+            self._tell("not_filmed", {"text": f"evaluations have no videos (sim.videos): {problem}"})
 
     def _refusal(self, actor: str, offer: Attach) -> str | None:
         """Why this simulator may not work for the run, or None."""
@@ -165,16 +173,26 @@ class ControlRolloutRole(WeightsHolder):
     async def evaluate(self, request: EvaluateRequest) -> Evaluated:
         """Episodes of training that simulators are in are begun anew afterwards."""
         await self.wait_for_version(request.version, request.min_ordinal, request.weights_deadline_s)
-        assert self.collector is not None
+        assert self.collector is not None and self.description is not None
+        settings = self.context.settings.sim
         async with self.one_at_a_time:
             begun = self.context.clock.monotonic()
             self.collector.interrupt()
+            films = Films(self.description, settings.videos, settings.failed_videos)
             evaluator = Evaluator(self.context.simulators, self._act_greedily, self.collector.limits,
-                                  self.context.settings.sim.attempts, self.context.clock.monotonic,
-                                  functools.partial(self._tell, "failed"), self.instructions.told)
-            with self.context.waiting(f"{len(request.units)} episodes of an evaluation", "simulator"):
-                records = await self._in_time(evaluator.run(request.units), f"run {len(request.units)} episodes")
-        return Evaluated(records, self.context.clock.monotonic() - begun)
+                                  settings.attempts, self.context.clock.monotonic,
+                                  functools.partial(self._tell, "failed"), self.instructions.told, films)
+            try:
+                with self.context.waiting(f"{len(request.units)} episodes of an evaluation", "simulator"):
+                    records = await self._in_time(evaluator.run(request.units), f"run {len(request.units)} episodes")
+                with self.context.waiting("their videos", "the encoder"):
+                    videos = await asyncio.to_thread(films.finish)
+            finally:
+                films.close()
+        if films.problem:
+            self._tell("not_filmed", {"text": films.problem})
+        return Evaluated(records, self.context.clock.monotonic() - begun,
+                         {unit: np.frombuffer(video, np.uint8) for unit, video in videos.items()})
 
     async def _collected(self, tasks: Sequence[CollectTask]) -> list[dict[str, Any]]:
         assert self.collector is not None

@@ -17,6 +17,7 @@ import numpy as np
 
 from cosmos_actor.roles.acting import Acted
 from cosmos_actor.roles.collector import CollectLimits, Told
+from cosmos_actor.roles.films import Films
 from cosmos_actor.simulator_bridge.contract import UNKNOWN, SimulatorError, WorkUnit
 from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.leases import Lease, LeaseTable
@@ -34,9 +35,10 @@ class Evaluator:
     """For one evaluation. Lives on the loop of the actor's bus."""
 
     def __init__(self, gateway: Gateway, act: ActGreedily, limits: CollectLimits, attempts: int,
-                 clock: Callable[[], float], tell: Callable[[dict[str, Any]], None], told: Told) -> None:
-        """`told`: see Collector."""
-        self.told = told
+                 clock: Callable[[], float], tell: Callable[[dict[str, Any]], None], told: Told,
+                 films: Films) -> None:
+        """`told`: see Collector. `films` hears of every episode."""
+        self.told, self.films = told, films
         self._gateway, self._act, self._limits, self._clock, self._tell = gateway, act, limits, clock, tell
         self._leases = LeaseTable(attempts=attempts, lease_s=float("inf"))
         self._records: dict[str, dict[str, Any]] = {}
@@ -70,10 +72,12 @@ class Evaluator:
     def ended(self, lease: Lease, facts: dict[str, Any]) -> None:
         if self._leases.done(lease):
             self._records[lease.unit.unit_id] = _record(lease.unit, DONE, facts)
+            self.films.ended(lease.unit, facts["success"])
 
     def failed(self, lease: Lease, simulator: AttachedSimulator, kind: str, text: str) -> None:
         verdict = self._leases.failed(lease, kind)
         unit = lease.unit
+        self.films.drop(unit)
         self._tell({"kind": kind, "text": text, "simulator": str(simulator), "unit": unit.unit_id,
                     "attempt": unit.attempt, "again": verdict.again})
         if not verdict.again:
@@ -122,7 +126,10 @@ class _Drive:
                 fresh.append(Assignment(slot, lease.unit))
         if fresh:
             answer = await self._simulator.reset(fresh, deadline_s=self._evaluator.limits.reset_s)
+            for item in fresh:
+                self._evaluator.films.begin(item.unit)
             self._look(answer)
+            self._film(answer)
             self._drop(answer.failures)
         return bool(self._running)
 
@@ -132,10 +139,14 @@ class _Drive:
         observations = {name: np.stack([self._seen[slot][name] for slot in slots]) for name in names}
         observations.update(self._evaluator.told([self._running[slot].unit.task for slot in slots]))
         acted = await self._evaluator.act(observations)
-        answer = await self._simulator.step(slots, acted.commands,
+        films = self._evaluator.films
+        between = acted.commands.shape[1] > 1 and any(
+            films.wants_every_step(self._running[slot].unit) for slot in slots)
+        answer = await self._simulator.step(slots, acted.commands, intermediate=between,
                                             deadline_s=self._evaluator.limits.chunk_s(acted.commands))
         self._drop(answer.failures)
         self._look(answer)
+        self._film(answer)
         ended = set(answer.ended.tolist())
         for at, slot in enumerate(answer.slots.tolist()):
             total, length = self._totals[slot]
@@ -146,6 +157,15 @@ class _Drive:
     def _look(self, answer: Stepped) -> None:
         for at, slot in enumerate(answer.slots.tolist()):
             self._seen[slot] = {name: column[at] for name, column in answer.observations.items()}
+
+    def _film(self, answer: Stepped) -> None:
+        """What was seen between the actions, if it was asked for, and after the last one."""
+        for at, slot in enumerate(answer.slots.tolist()):
+            unit, before, steps = self._running[slot].unit, self._totals[slot][1], int(answer.steps[at])
+            for k in range(steps - 1 if answer.intermediate else 0):
+                between = {name: column[at, k] for name, column in answer.intermediate.items()}
+                self._evaluator.films.add(unit, between, before + k + 1)
+            self._evaluator.films.add(unit, self._seen[slot], before + steps)
 
     def _end(self, slot: int, terminated: bool, success: int) -> None:
         total, length = self._totals.pop(slot)

@@ -39,7 +39,7 @@ from .lerobot_format import (
 )
 from .lerobot_stats import PictureStatistics, of_numbers
 from .mistakes import Mistake
-from .mp4 import write_mp4
+from .mp4 import Mp4
 from .optional import needed
 
 KEYFRAME_EVERY = 2
@@ -237,7 +237,9 @@ class DatasetWriter:
         chunk, file = divmod(number, CHUNK_FILES)
         path = self._part / VIDEO_PATH.format(video_key=key, chunk_index=chunk, file_index=file)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_mp4(path, iter(frames), self._fps, keyframe_every=KEYFRAME_EVERY)
+        with Mp4(path, self._fps, keyframe_every=KEYFRAME_EVERY) as film:
+            for frame in frames:
+                film.add(frame)
         told = {"chunk_index": chunk, "file_index": file, "from_timestamp": 0.0,
                 "to_timestamp": len(frames) / self._fps}
         return {"videos/{}/{}".format(key, name): value for name, value in told.items()}

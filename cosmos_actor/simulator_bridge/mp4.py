@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -23,36 +23,49 @@ def rate_of(hz: float) -> Fraction:
     return Fraction(hz).limit_denominator(FINEST_HZ)
 
 
-def write_mp4(path: Path, frames: Iterable[np.ndarray], hz: float, *, extra: str = "record",
-              keyframe_every: int = 0) -> int:
-    """Write uint8 [H, W, 3] frames of one size; how many they were. Raises Mistake without PyAV, OSError, and what
-    PyAV raises.
+class Mp4:
+    """A file that is whole when the block ends: `with Mp4(path, hz=20) as film: film.add(frame)`.
 
-    An odd width or height is filled up by one line, since this kind of pixels has none. `keyframe_every`: frames; 0 is
-    what the codec thinks best, few make it quick to look at any frame.
+    An odd width or height is filled up by one line, since this kind of pixels has none.
     """
-    av = needed("av", extra)
-    options = {"crf": str(CRF), "preset": "veryfast", "threads": "1"}
-    if keyframe_every:
-        options["g"] = str(keyframe_every)
-    count = 0
-    with av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-        stream = None
-        for frame in frames:
-            frame = even(frame)
-            if stream is None:
-                stream = container.add_stream(CODEC, rate=rate_of(hz), options=options)
-                stream.height, stream.width = frame.shape[:2]
-                stream.pix_fmt = PIXELS
-            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-            picture.pts, picture.time_base = count, 1 / rate_of(hz)
-            for packet in stream.encode(picture):
-                container.mux(packet)
-            count += 1
-        if stream is not None:
-            for packet in stream.encode(None):
-                container.mux(packet)
-    return count
+
+    def __init__(self, path: Path, hz: float, *, extra: str = "record", keyframe_every: int = 0) -> None:
+        """`keyframe_every`: frames; 0 is what the codec thinks best, few make it quick to look at any frame. Raises
+        Mistake without PyAV, and OSError."""
+        self._av = needed("av", extra)
+        self._rate = rate_of(hz)
+        self._options = {"crf": str(CRF), "preset": "veryfast", "threads": "1"}
+        if keyframe_every:
+            self._options["g"] = str(keyframe_every)
+        self._container = self._av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})
+        self._stream: Any = None
+        self.frames = 0
+        self._next = 0
+
+    def add(self, frame: np.ndarray, at: int = -1) -> None:
+        """uint8 [H, W, 3], shown from `at` / hz seconds on, later than the one before; -1: right after that one."""
+        frame, at = even(frame), self._next if at < 0 else at
+        if self._stream is None:
+            self._stream = self._container.add_stream(CODEC, rate=self._rate, options=self._options)
+            self._stream.height, self._stream.width = frame.shape[:2]
+            self._stream.pix_fmt = PIXELS
+        picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+        picture.pts, picture.time_base = at, 1 / self._rate
+        for packet in self._stream.encode(picture):
+            self._container.mux(packet)
+        self.frames, self._next = self.frames + 1, at + 1
+
+    def close(self) -> None:
+        """Also if it raises, the file is closed. Raises OSError and what PyAV raises."""
+        with self._container:
+            for packet in self._stream.encode(None) if self._stream is not None else ():
+                self._container.mux(packet)
+
+    def __enter__(self) -> Mp4:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
 
 
 def read_mp4(path: Path, extra: str = "record") -> Iterator[np.ndarray]:

@@ -84,7 +84,7 @@ IMPLEMENTED = {
 MESSAGES = """
     action_spec/1 actor_status/1 announce/1 array_spec/1 ask_links/1 ask_mute/1 ask_settings/1 ask_time/1 bulk_ref/1
     bulk_returned/1 collect_request/1 collect_task/1 column/1 cosmos_actor.introduction/1 demonstration/1
-    demonstrations/1 demonstrations_request/1 describe_request/1 dump_stacks/1 evaluate_request/1 evaluated/1 fragment/1
+    demonstrations/1 demonstrations_request/1 describe_request/1 dump_stacks/1 evaluate_request/1 evaluated/2 fragment/1
     generate_task/1
     generation/1 generation_request/1 group_batch/2 heard/1 job_finished/1 kill_order/1 leaving/1 link_report/1
     links_report/1 member/1 membership/1 mute_role/1 prepare_request/1 prepared/1 processes/1

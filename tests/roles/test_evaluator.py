@@ -9,9 +9,10 @@ import numpy as np
 
 from cosmos_actor.roles.acting import Acted
 from cosmos_actor.roles.evaluator import DONE, ERROR, Evaluator
+from cosmos_actor.roles.films import Films
 from cosmos_actor.simulator_bridge.contract import UNKNOWN, WorkUnit
 from tests.roles.test_collector import Raises, run
-from tests.roles.yard import Count, Yard, length_of
+from tests.roles.yard import DESCRIPTION, Count, Yard, length_of
 
 
 async def act(observations: Any) -> Acted:
@@ -26,7 +27,7 @@ def units(count: int) -> list[WorkUnit]:
 
 def evaluator(yard: Yard, attempts: int = 3) -> Evaluator:
     return Evaluator(yard.gateway, act, yard.collector.limits, attempts, asyncio.get_running_loop().time,
-                     yard.told.append, told=lambda tasks: {})
+                     yard.told.append, lambda tasks: {}, Films(DESCRIPTION, 0, 0))
 
 
 def check(records: list[dict[str, Any]], count: int) -> None:

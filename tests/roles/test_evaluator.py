@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cosmos_actor.roles.acting import Acted
 from cosmos_actor.roles.evaluator import DONE, ERROR, Evaluator
 from cosmos_actor.roles.films import Films
-from cosmos_actor.simulator_bridge.contract import UNKNOWN, WorkUnit
+from cosmos_actor.simulator_bridge.contract import FAILURE, SUCCESS, UNKNOWN, ArraySpec, WorkUnit
+from tests.roles import yard as yard_module
 from tests.roles.test_collector import Raises, run
 from tests.roles.yard import DESCRIPTION, Count, Yard, length_of
 
@@ -88,3 +92,48 @@ def test_one_that_dies_is_replaced_by_one_that_comes_later() -> None:
         assert {failure["kind"] for failure in yard.told} == {"lost"}
 
     run(scene())
+
+
+class Seen(Count):
+    """Shows how many steps its episode has had, as a grey, and fails where the seed is odd."""
+
+    def observe(self) -> dict[str, np.ndarray]:
+        return {**super().observe(), "picture": np.full((160, 160, 3), 30 * self.at, np.uint8)}
+
+    def success(self) -> int:
+        return FAILURE if self.seed % 2 else SUCCESS
+
+
+def steps_of(video: bytes, folder: Path) -> list[tuple[int, int]]:
+    """(when, what is seen) of each frame, both in steps."""
+    (folder / "film.mp4").write_bytes(video)
+    with pytest.importorskip("av").open(str(folder / "film.mp4")) as container:
+        return [(round(float(frame.pts * frame.time_base) * 10), round(frame.to_ndarray(format="rgb24").mean() / 30))
+                for frame in container.decode(video=0)]
+
+
+def test_the_first_trial_is_filmed_step_by_step_and_failures_where_the_policy_looks(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+    seen = dataclasses.replace(DESCRIPTION, observations={
+        **DESCRIPTION.observations, "picture": ArraySpec("uint8", (160, 160, 3))})
+    monkeypatch.setattr(yard_module, "DESCRIPTION", seen)
+
+    async def two_at_once(observations: Any) -> Acted:
+        acted = await act(observations)
+        return dataclasses.replace(acted, commands=np.repeat(acted.commands, 2, axis=1))
+
+    films = Films(seen, videos=1, failed=1)
+
+    async def scene() -> None:
+        yard = await Yard().open()
+        await yard.attach("simulator-0", envs=1, make=Seen)
+        evaluation = Evaluator(yard.gateway, two_at_once, yard.collector.limits, 3, asyncio.get_running_loop().time,
+                               yard.told.append, lambda tasks: {}, films)
+        await evaluation.run([WorkUnit(f"count/{trial}", "count", seed=4 + trial) for trial in range(4)])
+
+    run(scene())
+    videos = films.finish()
+    assert set(videos) == {"count/0", "count/1"}  # of the failures, 1 and 3, one
+    assert steps_of(videos["count/0"], tmp_path) == [(step, step) for step in range(length_of(4) + 1)]
+    assert steps_of(videos["count/1"], tmp_path) == [(0, 0), (2, 2), (3, 3)]

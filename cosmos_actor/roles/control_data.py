@@ -12,7 +12,7 @@ from cosmos_actor.roles.control_messages import ShownMoments, ShownRequest
 from cosmos_actor.roles.messages import Tasks, TasksRequest
 from cosmos_actor.simulator_bridge.contract import Description
 from cosmos_actor.trainer.demonstrations import Demonstrations
-from cosmos_actor.trainer.instructions import INSTRUCTION, words_of
+from cosmos_actor.trainer.instructions import INSTRUCTION, Instructions
 
 UNITS_A_FRAGMENT, FRAGMENTS_A_LIFE, LIVES = 1 << 12, 1 << 36, 1 << 15
 """Numbers of units that one fragment begins on average at most, of fragments in one life of the job, and of lives
@@ -52,7 +52,7 @@ class ControlDataRole(Role):
                 opened = Demonstrations.open(folder)
                 refuse_another_simulator(opened, description)
                 self.demonstrations = opened
-            self.told = np.stack([words_of(task) for task in opened.tasks])
+            self.told = Instructions(opened.description, kind="vla").told(opened.tasks)[INSTRUCTION]
         return self.demonstrations
 
     def _task(self, group_id: str, request: TasksRequest, place: int) -> CollectTask:

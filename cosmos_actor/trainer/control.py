@@ -124,8 +124,11 @@ class ControlTrainer:
     def reset_optimizer(self) -> None:
         """Forget the moments of the gradient."""
         self._parameters = list(self.model.parameters())
+        judges = {id(parameter) for part in self.model.judging() for parameter in part}
+        groups = [{"params": [parameter for parameter in self._parameters if (id(parameter) in judges) is theirs]}
+                  for theirs in (False, True)]
         rate = self.settings.ppo.learning_rate
-        self.optimizer = torch.optim.Adam(self._parameters, lr=rate, eps=ADAM_EPSILON, fused=True)
+        self.optimizer = torch.optim.Adam(groups, lr=rate, eps=ADAM_EPSILON, fused=True)
 
     def update(self, batch: Mapping[str, object]) -> dict[str, float]:
         """One PPO update on the fields of a ControlBatch. Returns the metrics. Raises BatchError and NotFinite."""
@@ -136,7 +139,7 @@ class ControlTrainer:
             self.reset_optimizer()  # what cloning left there is of another loss
         seen = self.model.layout(given.observations)
         columns = self._columns(given, seen.to(self.world.device))
-        rate = self._set_learning_rate(self._ppo_rate())
+        rate = self._set_learning_rate(*self._ppo_rates())
         metrics = self._train(columns)
         if self.model.seen_moments is not None:
             self.model.seen_moments.include(seen.vectors)
@@ -263,18 +266,18 @@ class ControlTrainer:
         self.optimizer.step()
         return norm
 
-    def _ppo_rate(self) -> float:
+    def _ppo_rates(self) -> tuple[float, float]:
         ppo = self.settings.ppo
         left = max(0.0, 1.0 - self.updates["ppo"] / self.total_updates) if ppo.anneal else 1.0
-        return ppo.learning_rate * left
+        return ppo.learning_rate * left, (ppo.value_learning_rate or ppo.learning_rate) * left
 
     def _cloning_rate(self) -> float:
         cloning, done = self.settings.cloning, self.updates["cloning"] / max(1, self.cloning_updates)
         return cloning.learning_rate * (0.5 + 0.5 * math.cos(math.pi * min(1.0, done)) if cloning.anneal else 1.0)
 
-    def _set_learning_rate(self, rate: float) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+    def _set_learning_rate(self, rate: float, of_critic: float | None = None) -> float:
+        acts, judges = self.optimizer.param_groups
+        acts["lr"], judges["lr"] = rate, rate if of_critic is None else of_critic
         return rate
 
 

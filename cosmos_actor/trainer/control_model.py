@@ -7,7 +7,7 @@ Weights are drawn as cleanRL draws them: orthogonal, gain √2; 0.01 in the poli
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -103,6 +103,10 @@ class ControlModel(nn.Module):
         if self.log_std is None:
             return Categorical(torch.log_softmax(outputs, dim=1)), values
         return DiagonalGaussian(outputs, self.log_std), values
+
+    def judging(self) -> list[Iterator[nn.Parameter]]:
+        """What only the critic has."""
+        return [part.parameters() for part in (self.critic, self.value_head) if part is not None]
 
     @property
     def place(self) -> Tensor:

@@ -11,7 +11,7 @@ T sampler steps. Actions are normalised by their own moments, which cloning gath
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -108,6 +108,10 @@ class VlaModel(nn.Module):
         """What the policy would draw, and values [n]."""
         context = self.context(seen)
         return FlowDistribution(self, context), self.values(context, detached=detached)
+
+    def judging(self) -> list[Iterator[nn.Parameter]]:
+        """What only the critic has."""
+        return [iter([self.value_query]), self.value_block.parameters(), self.value_head.parameters()]
 
     @property
     def place(self) -> Tensor:

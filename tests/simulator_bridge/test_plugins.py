@@ -82,7 +82,7 @@ def test_an_installed_package_can_offer_a_kind(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(("text", "words"), [
     ("gymnasum:CartPole-v1", "there is no kind of simulator `gymnasum` here; did you mean `gymnasium`?"),
-    ("zzz:A", "there is no kind of simulator `zzz` here; there are gymnasium, python"),
+    ("zzz:A", "there is no kind of simulator `zzz` here; there are gymnasium, libero, python"),
     ("python:nowhere.at.all:make", "there is no module nowhere in " + sys.executable),
     ("python:tests.simulator_bridge.worlds:mak", "has no attribute 'mak'"),
     ("python:tests.simulator_bridge.worlds:TOP", "TOP of tests.simulator_bridge.worlds can not be called"),

@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from cosmos_actor.simulator_bridge.rotations import quaternion_to_rot6d, rot6d_to_matrix, rot6d_to_quaternion
+from cosmos_actor.simulator_bridge.rotations import (
+    axis_angle_to_quaternion,
+    matrix_to_axis_angle,
+    quaternion_to_axis_angle,
+    quaternion_to_matrix,
+    quaternion_to_rot6d,
+    rot6d_to_matrix,
+    rot6d_to_quaternion,
+    xyzw_to_wxyz,
+)
 
 
 def quaternions() -> np.ndarray:
@@ -34,3 +43,29 @@ def test_what_a_network_says_is_made_a_rotation() -> None:
     assert np.allclose(np.linalg.det(matrix), 1.0)
     assert np.allclose(quaternion_to_rot6d(rot6d_to_quaternion(said)), np.concatenate(
         [matrix[..., 0], matrix[..., 1]], axis=-1))
+
+
+def test_an_axis_angle_comes_back_from_its_quaternion() -> None:
+    random = np.random.default_rng(4)
+    axis = random.normal(size=(500, 3))
+    axis /= np.linalg.norm(axis, axis=1, keepdims=True)
+    for longest in (1e-9, 1e-4, np.pi):
+        given = axis * random.uniform(0, longest, (500, 1))
+        assert np.allclose(quaternion_to_axis_angle(axis_angle_to_quaternion(given)), given, rtol=0, atol=1e-12)
+    assert quaternion_to_axis_angle(np.array([1.0, 0, 0, 0])).tolist() == [0, 0, 0]
+
+
+def test_an_axis_angle_has_no_jump_at_half_a_turn() -> None:
+    angles = np.linspace(np.pi - 0.1, np.pi + 0.1, 201)
+    none = np.zeros_like(angles)
+    turned = quaternion_to_axis_angle(np.stack([np.cos(angles / 2), np.sin(angles / 2), none, none], axis=1))
+    assert np.allclose(turned[:, 0], angles)
+
+
+def test_matrices_and_quaternions_and_axis_angles_agree() -> None:
+    given = quaternions()
+    matrix = quaternion_to_matrix(given)
+    assert np.allclose(matrix @ np.array([1.0, 0, 0]), quaternion_to_rot6d(given)[..., :3])
+    back = axis_angle_to_quaternion(matrix_to_axis_angle(matrix))
+    assert np.allclose(np.abs(np.sum(given * back, axis=1)), 1.0)
+    assert (xyzw_to_wxyz(np.array([1, 2, 3, 4])) == [4, 1, 2, 3]).all()

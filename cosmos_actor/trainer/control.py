@@ -258,8 +258,13 @@ class ControlTrainer:
         """Returns the norm of the gradient before it was clipped. Raises NotFinite, and then changes nothing."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        for parameter in self._parameters:  # a loss need not reach all, and a checkpoint has the moments of all
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         bound = self.settings.ppo.max_grad_norm or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, bound)
+        apart = self.settings.ppo.value_learning_rate > 0
+        groups = [group["params"] for group in self.optimizer.param_groups] if apart else [self._parameters]
+        norm = torch.stack([torch.nn.utils.clip_grad_norm_(group, bound) for group in groups]).norm()
         if not math.isfinite(norm):
             raise NotFinite(f"a gradient of {what} is {float(norm)}, and no weight was changed by it; lower "
                             f"{rate_setting}")

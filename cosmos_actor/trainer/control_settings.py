@@ -64,8 +64,8 @@ class PpoSettings(Settings):
 
     learning_rate: float = setting(2.5e-4, "Adam's step size at the first update", ge=0.0)
     value_learning_rate: float = setting(
-        0.0, "Adam's step size for what only the critic has; a cloned policy moves slowly, its new critic must not; 0 = "
-        "learning_rate", ge=0.0)
+        0.0, "Adam's step size for what only the critic has, whose gradient then has a bound of its own; a cloned policy "
+        "moves slowly, its new critic must not; 0 = learning_rate, and one bound for both", ge=0.0)
     anneal: bool = setting(True, "the step size falls linearly to zero over the updates of the run")
     epochs: int = setting(4, "passes over the data of one update", unit="epochs", ge=1)
     mini_batches: int = setting(4, "optimiser steps in one pass", ge=1)

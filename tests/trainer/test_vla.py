@@ -154,10 +154,12 @@ def test_ppo_raises_the_probability_of_what_was_good() -> None:
     assert np.mean(means[-5:]) > np.mean(means[:5]) + 0.05
 
 
-def test_a_checkpoint_goes_on_to_the_last_bit(tmp_path) -> None:
+@pytest.mark.parametrize("reinforced", [False, True])
+def test_a_checkpoint_goes_on_to_the_last_bit(tmp_path, reinforced: bool) -> None:
     trainer, other = trainer_of(), trainer_of()
     trainer.clone(shown(16))
-    trainer.update(make_batch(make_engine(trainer), SPECS, steps=16))
+    if reinforced:
+        trainer.update(make_batch(make_engine(trainer), SPECS, steps=16))
     trainer.save(tmp_path)
     other.load(tmp_path)
     batch = make_batch(make_engine(trainer, 1), SPECS, steps=16, seed=1)

@@ -14,7 +14,7 @@ import torch
 from cosmos_actor.roles.control_forward import NumpyForward, make_forward
 from cosmos_actor.simulator_bridge.contract import DISCRETE, ActionSpec
 from cosmos_actor.trainer.control_model import ControlModel
-from cosmos_actor.trainer.flow import chain_logprob, draw_chain, likeliest_chain
+from cosmos_actor.trainer.flow import likeliest_chain
 from cosmos_actor.trainer.observations import Seen
 from cosmos_actor.trainer.vla_model import VlaModel
 
@@ -93,13 +93,13 @@ class ChunkDrawing:
         """Without noise: the ODE from the middle of the noise, x_0 = 0."""
         model, device = self._model, self._model.place.device
         context = model.context(seen.to(device))
-        velocity, eta, rows = model.velocity(context), model.flow.eta, len(context)
+        velocity = model.velocity(context)
         if noise is None:
-            begin = torch.zeros((rows, *model.chain_shape[1:]), device=device)
-            chain = likeliest_chain(velocity, begin, model.flow.steps)
-            logprobs = chain_logprob(velocity, chain, eta)
+            begin = torch.zeros((len(context), *model.chain_shape[1:]), device=device)
+            chain = likeliest_chain(velocity, begin, model.sampler.steps)
+            logprobs = model.sampler.logprob(velocity, chain)
         else:
-            chain, logprobs = draw_chain(velocity, torch.from_numpy(noise).to(device), eta)
+            chain, logprobs = model.sampler.draw(velocity, torch.from_numpy(noise).to(device))
         return chain.cpu().numpy(), logprobs.cpu().numpy(), model.values(context).cpu().numpy()
 
     @torch.inference_mode()

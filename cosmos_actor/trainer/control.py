@@ -313,6 +313,6 @@ def _model_name(settings: ControlSettings, observations: Mapping[str, ArraySpec]
     acts = [action.n] if action.kind == DISCRETE else list(action.shape)
     layers = "-".join(str(width) for width in network.hidden)
     if network.kind == "vla":
-        layers = json.dumps(settings.flow.model_dump(exclude={"eta"}))
+        layers = json.dumps(settings.flow.model_dump(exclude={"eta", "correlation"}))
     return " ".join([network.kind, layers, network.activation, "shared" if network.shared else "separate", *moments,
                      json.dumps(shapes), action.kind, json.dumps(acts)])

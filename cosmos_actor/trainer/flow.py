@@ -1,4 +1,4 @@
-"""Flow matching, and the stochastic sampler that gives what it draws a likelihood. Pure functions of tensors.
+"""Flow matching, and the stochastic sampler that gives what it draws a likelihood. Functions of tensors.
 
 Legend
     n  rows        T  sampler steps, δ = 1/T        K x A  a chunk of K actions of A elements
@@ -10,15 +10,18 @@ Flow matching (Lipman et al. 2023, rectified as in Liu et al. 2023):
 
 flow-SDE (Liu et al. 2025, "Flow-GRPO", equation 9; for actions: Chen et al. 2025, "π_RL"). The same marginals as the
 ODE dx = v dτ, with noise, so that each step is a Gaussian whose density is known:
-    dx = [v - σ²/(2(1-τ))·(x - τ·v)] dτ + σ dw,    σ = η·sqrt((1-τ)/τ), at τ = 0 that of the first step's end
-(x - τ·v is the network's guess of ε, and -ε/(1-τ) the score of x_τ.)
+    dx = [v - σ²/(2(1-τ))·C(x - τ·v)] dτ + σ·L dw,    σ = η·sqrt((1-τ)/τ), at τ = 0 that of the first step's end
+(x - τ·v is the network's guess of ε, and -ε/(1-τ) the score of x_τ.) C = L·Lᵀ correlates the noise of a chunk's
+actions: C = (1-ρ)·I + ρ·11ᵀ over K. Independent noise (ρ = 0) averages itself out over a chunk and explores little.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,37 +37,6 @@ def matching_loss(velocity: Velocity, actions: Tensor, noise: Tensor, time: Tens
     return (velocity(mixed, time) - (actions - noise)).square()
 
 
-def diffusion(step: int, steps: int, eta: float) -> float:
-    """σ of the step that begins at τ = step / steps."""
-    time = max(step, 1) / steps
-    if time >= 1.0:  # one step only: it begins and ends at once
-        return eta
-    return eta * math.sqrt((1.0 - time) / time)
-
-
-def transition(x: Tensor, v: Tensor, step: int, steps: int, eta: float) -> tuple[Tensor, float]:
-    """Mean [n, K, A] and standard deviation of x at τ = (step + 1)/steps, given x and v(x) at τ = step/steps."""
-    time, delta = step / steps, 1.0 / steps
-    sigma = diffusion(step, steps, eta)
-    drift = v - sigma**2 / (2.0 * (1.0 - time)) * (x - time * v)
-    return x + delta * drift, sigma * math.sqrt(delta)
-
-
-def draw_chain(velocity: Velocity, noise: Tensor, eta: float) -> tuple[Tensor, Tensor]:
-    """noise [n, T+1, K, A], standard normal -> the chain, and its log-prob [n] given x_0.
-
-    x_0 = noise[:, 0]; the others are drawn with the flow-SDE.
-    """
-    steps, x = noise.shape[1] - 1, noise[:, 0]
-    chain, logprob = [x], x.new_zeros(len(x))
-    for step in range(steps):
-        mean, std = transition(x, velocity(x, _time(x, step, steps)), step, steps, eta)
-        x = mean + std * noise[:, step + 1]
-        chain.append(x)
-        logprob = logprob + gaussian_logprob(noise[:, step + 1], std)
-    return torch.stack(chain, dim=1), logprob
-
-
 def likeliest_chain(velocity: Velocity, noise: Tensor, steps: int) -> Tensor:
     """The chain [n, T+1, K, A] of the ODE from x_0 = noise [n, K, A]."""
     x, chain = noise, [noise]
@@ -74,30 +46,79 @@ def likeliest_chain(velocity: Velocity, noise: Tensor, steps: int) -> Tensor:
     return torch.stack(chain, dim=1)
 
 
-def chain_logprob(velocity: Velocity, chain: Tensor, eta: float) -> Tensor:
-    """[n]: the log-density of x_1 … x_T given x_0, nats. All steps are one pass of `velocity` over n·T rows."""
-    rows, steps = chain.shape[0], chain.shape[1] - 1
-    before = chain[:, :-1].reshape(rows * steps, *chain.shape[2:])
-    times = torch.arange(steps, device=chain.device, dtype=chain.dtype).div(steps).repeat(rows)
-    v = velocity(before, times).reshape(rows, steps, *chain.shape[2:])
-    total = chain.new_zeros(rows)
-    for step in range(steps):
-        mean, std = transition(chain[:, step], v[:, step], step, steps, eta)
-        total = total + gaussian_logprob((chain[:, step + 1] - mean) / std, std)
-    return total
+@dataclass(frozen=True)
+class FlowSde:
+    """The sampler with noise η of T `steps` for chunks of K actions, correlated by 0 <= ρ < 1."""
 
+    steps: int
+    chunk: int
+    eta: float
+    correlation: float = 0.0
 
-def chain_entropy(shape: tuple[int, ...], eta: float) -> float:
-    """Nats of x_1 … x_T given their predecessors, for chains of (T+1, K, A): a constant, since the noise is."""
-    steps, elements = shape[0] - 1, math.prod(shape[1:])
-    stds = [diffusion(step, steps, eta) * math.sqrt(1.0 / steps) for step in range(steps)]
-    return elements * sum(math.log(std) + 0.5 + HALF_LOG_TWO_PI for std in stds)
+    def draw(self, velocity: Velocity, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """noise [n, T+1, K, A], standard normal -> the chain, and its log-prob [n] given x_0 = noise[:, 0], nats."""
+        x, logprob = noise[:, 0], noise.new_zeros(len(noise))
+        chain, colour = [x], self._colour(noise)
+        for step in range(self.steps):
+            mean, std = self.transition(x, velocity(x, _time(x, step, self.steps)), step)
+            white = noise[:, step + 1]
+            x = mean + std * (colour @ white)
+            chain.append(x)
+            logprob = logprob + self._logprob(white, std)
+        return torch.stack(chain, dim=1), logprob
 
+    def logprob(self, velocity: Velocity, chain: Tensor) -> Tensor:
+        """[n]: the log-density of x_1 … x_T given x_0, nats. All steps are one pass of `velocity` over n·T rows."""
+        rows, steps = len(chain), self.steps
+        before = chain[:, :-1].reshape(rows * steps, *chain.shape[2:])
+        times = torch.arange(steps, device=chain.device, dtype=chain.dtype).div(steps).repeat(rows)
+        v = velocity(before, times).reshape(rows, steps, *chain.shape[2:])
+        total, whitener = chain.new_zeros(rows), torch.linalg.inv(self._colour(chain))
+        for step in range(steps):
+            mean, std = self.transition(chain[:, step], v[:, step], step)
+            total = total + self._logprob(whitener @ ((chain[:, step + 1] - mean) / std), std)
+        return total
 
-def gaussian_logprob(standard: Tensor, std: float) -> Tensor:
-    """[n] of (x - mean)/std [n, …]."""
-    per_row = standard.flatten(1)
-    return -0.5 * per_row.square().sum(1) - per_row.shape[1] * (math.log(std) + HALF_LOG_TWO_PI)
+    def entropy(self, elements: int) -> float:
+        """Nats of x_1 … x_T given their predecessors, for actions of `elements`: a constant, since the noise is."""
+        each = sum(math.log(self._std(step)) + 0.5 + HALF_LOG_TWO_PI for step in range(self.steps))
+        return elements * (self.chunk * each + self.steps * self._log_volume)
+
+    def transition(self, x: Tensor, v: Tensor, step: int) -> tuple[Tensor, float]:
+        """Mean [n, K, A] and scale of x at τ = (step + 1)/T, given x and v(x) at τ = step/T."""
+        time, rho = step / self.steps, self.correlation
+        guess = x - time * v
+        mixed = (1.0 - rho) * guess + rho * guess.sum(dim=1, keepdim=True)  # C · guess
+        drift = v - self._sigma(step) ** 2 / (2.0 * (1.0 - time)) * mixed
+        return x + drift / self.steps, self._std(step)
+
+    def _sigma(self, step: int) -> float:
+        """Of the step that begins at τ = step/T."""
+        time = max(step, 1) / self.steps
+        return self.eta * (math.sqrt((1.0 - time) / time) if time < 1.0 else 1.0)
+
+    def _std(self, step: int) -> float:
+        return self._sigma(step) * math.sqrt(1.0 / self.steps)
+
+    def _logprob(self, white: Tensor, std: float) -> Tensor:
+        """[n] of whitened noise [n, K, A]."""
+        elements = white.shape[1] * white.shape[2]
+        constant = elements * (math.log(std) + HALF_LOG_TWO_PI) + white.shape[2] * self._log_volume
+        return -0.5 * white.flatten(1).square().sum(1) - constant
+
+    @property
+    def _matrix(self) -> np.ndarray:
+        """L [K, K]"""
+        rho, K = self.correlation, self.chunk
+        return np.linalg.cholesky((1.0 - rho) * np.eye(K) + rho * np.ones((K, K)))
+
+    @property
+    def _log_volume(self) -> float:
+        """log |L|"""
+        return float(np.log(np.diag(self._matrix)).sum())
+
+    def _colour(self, like: Tensor) -> Tensor:
+        return torch.from_numpy(self._matrix).to(like)
 
 
 def _time(x: Tensor, step: int, steps: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn import functional
 from cosmos_actor.actors.errors import BadValue
 from cosmos_actor.simulator_bridge.contract import DISCRETE, ActionSpec, ArraySpec
 from cosmos_actor.trainer.control_settings import ControlSettings, FlowSettings
-from cosmos_actor.trainer.flow import Velocity, chain_entropy, chain_logprob, matching_loss
+from cosmos_actor.trainer.flow import FlowSde, Velocity, matching_loss
 from cosmos_actor.trainer.instructions import VOCABULARY
 from cosmos_actor.trainer.observations import ObservationLayout, Seen
 from cosmos_actor.trainer.running_moments import RunningMoments
@@ -46,11 +46,11 @@ class FlowDistribution(NamedTuple):
     def log_prob(self, chains: Tensor) -> Tensor:
         """chains [n, (T+1)·K·A] -> [n], nats, given x_0."""
         shaped = chains.reshape(len(chains), *self.model.chain_shape)
-        return chain_logprob(self.model.velocity(self.context), shaped, self.model.flow.eta)
+        return self.model.sampler.logprob(self.model.velocity(self.context), shaped)
 
     def entropy(self) -> Tensor:
         """[n], nats; the sampler's noise decides it, so it has no gradient."""
-        return self.context.new_full((len(self.context),), chain_entropy(self.model.chain_shape, self.model.flow.eta))
+        return self.context.new_full((len(self.context),), self.model.sampler.entropy(self.model.chain_shape[2]))
 
 
 class VlaModel(nn.Module):
@@ -63,11 +63,12 @@ class VlaModel(nn.Module):
         if action.kind == DISCRETE:
             raise BadValue("a vla draws box actions, and those of this simulator are discrete",
                            setting="control.network.kind")
-        flow = self.flow = settings.flow
+        flow = settings.flow
         self.layout = ObservationLayout(observations, kind="vla")
         self.action = action
         self.chain_shape = (flow.steps + 1, flow.chunk, math.prod(action.shape))
         """(T+1, K, A)"""
+        self.sampler = FlowSde(flow.steps, flow.chunk, flow.eta, flow.correlation)
         normalise = settings.ppo.normalise_observations and self.layout.vector_width > 0
         self.seen_moments = RunningMoments(self.layout.vector_width) if normalise else None
         self.return_moments = RunningMoments(1) if settings.ppo.normalise_rewards else None

@@ -6,6 +6,8 @@ there is `image` from `render()`, unless the environment has pixels of its own. 
 Success: `is_success` or `success` of the last step's info, where there is one.
 
 `?wrappers=MODULE:NAME,MODULE:NAME(KEY=VALUE)` puts these around each environment, the first one innermost.
+
+Meta-World brings experts, of single tasks without wrappers: `Meta-World/MT1?env_name=reach-v3` has one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from .contract import (
     ArraySpec,
     Description,
     Environment,
+    NoExpert,
     SimSession,
     Simulator,
     TaskSpec,
@@ -45,6 +48,8 @@ MODULES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "Me
 """How IDs begin that are registered when this module is imported."""
 META_WORLD = "Meta-World/"
 """It draws its goals when it is made, and one of them before `reset` hears its seed: both are seeded from here."""
+SEES_THE_GOAL = ("Meta-World/MT1", "Meta-World/goal_observable")
+"""Its IDs of one task whose observation has all that an expert looks at."""
 WRAPPER = re.compile(r"([\w.]+):(\w+)(?:\((.*)\))?")
 PEELED = ("PassiveEnvChecker", "OrderEnforcing", "TimeLimit")
 """Wrappers of `gymnasium.make` that only cost time here: order, limit and shapes are looked at by `CheckedSession`."""
@@ -72,14 +77,25 @@ def make(identity: str, **options: Any) -> Simulator:
     if META_WORLD in identity:
         options = {"seed": 0, **options}
     wrappers = [wrapper_of(text) for text in split_wrappers(options.pop("wrappers", ""))]
-    return GymnasiumSimulator(gymnasium, identity, options, wrappers)
+    expert = None if wrappers else expert_of(identity, str(options.get("env_name", "")))
+    return GymnasiumSimulator(gymnasium, identity, options, wrappers, expert)
+
+
+def expert_of(identity: str, env_name: str) -> Optional[Callable[[], Any]]:
+    """What makes the expert of this environment, which has `get_action(observation)`; None where there is none."""
+    if not identity.endswith(SEES_THE_GOAL):
+        return None
+    experts: Dict[str, Callable[[], Any]] = getattr(importlib.import_module("metaworld.policies"), "ENV_POLICY_MAP", {})
+    return experts.get(env_name)
 
 
 class GymnasiumSimulator(Simulator):
     """One environment ID. A first environment is made at once, since only it knows its spaces; `open` uses it."""
 
     def __init__(self, gymnasium: Any, identity: str, options: Dict[str, Any],
-                 wrappers: Sequence[Callable[[Any], Any]]) -> None:
+                 wrappers: Sequence[Callable[[Any], Any]], expert: Optional[Callable[[], Any]] = None) -> None:
+        """`expert`: see `expert_of`."""
+        self._expert = expert
         self._make_env = lambda: gymnasium.make(identity, disable_env_checker=True, **options)
         self._wrappers = wrappers
         made = self._make_env()
@@ -106,7 +122,7 @@ class GymnasiumSimulator(Simulator):
             tasks=[TaskSpec(self._spec.id, self._spec.max_episode_steps or 0)],
             observations=observations, action=self._action, max_envs=MAX_ENVS,
             deterministic=not self._spec.nondeterministic, control_hz=control_hz(self._first),
-            libraries=self._libraries())
+            libraries=self._libraries(), expert=self._expert is not None)
 
     def open(self, envs: int) -> SimSession:
         return EachSlot(self._world, envs)
@@ -115,7 +131,8 @@ class GymnasiumSimulator(Simulator):
         env, self._first = self._first, None
         env = self._wrapped(self._make_env()) if env is None else env
         seed_choices = self._np_random if META_WORLD in self._identity else None
-        return GymnasiumWorld(env, self._parts, self._convert, self._frame is not None, seed_choices)
+        return GymnasiumWorld(env, self._parts, self._convert, self._frame is not None, seed_choices,
+                              self._expert() if self._expert is not None else None)
 
     def _wrapped(self, env: Any) -> Any:
         env = peel(env)
@@ -139,12 +156,12 @@ class GymnasiumWorld(Environment):
     """One environment."""
 
     def __init__(self, env: Any, parts: List[Part], convert: Callable[[Any], Any], renders: bool,
-                 seed_choices: Optional[Callable[[int], Any]] = None) -> None:
+                 seed_choices: Optional[Callable[[int], Any]] = None, expert: Any = None) -> None:
         """`seed_choices` makes the generator that wrappers of the environment choose with before it is reset."""
         self._env, self._convert, self._renders = env, convert, renders
         self._wanted = [(part.name, part.path, np.dtype(part.spec.dtype)) for part in parts]
         """A dtype given as a name is looked up each time."""
-        self._seed_choices = seed_choices
+        self._seed_choices, self._expert = seed_choices, expert
         self._seen: Any = None
         self._info: Any = {}
 
@@ -167,6 +184,11 @@ class GymnasiumWorld(Environment):
         if self._renders:
             observation["image"] = self._env.render()
         return observation
+
+    def expert(self) -> Any:
+        if self._expert is None:
+            raise NoExpert
+        return np.asarray(self._expert.get_action(self._seen), np.float32)
 
     def success(self) -> int:
         if not self._info:

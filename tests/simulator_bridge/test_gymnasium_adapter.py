@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cosmos_actor.simulator_bridge.checked import CheckedSession
-from cosmos_actor.simulator_bridge.contract import BOX, DISCRETE, FAILURE, SUCCESS, UNKNOWN, ArraySpec, WorkUnit
+from cosmos_actor.simulator_bridge.contract import BOX, DISCRETE, FAILURE, SUCCESS, UNKNOWN, ArraySpec, NoExpert, WorkUnit
+from cosmos_actor.simulator_bridge.gymnasium_adapter import GymnasiumWorld
 from cosmos_actor.simulator_bridge.messages import Assignment, Reset, Step, Stepped
 from cosmos_actor.simulator_bridge.mistakes import Mistake
 from cosmos_actor.simulator_bridge.plugins import SimulatorName, load
@@ -260,3 +261,24 @@ def test_a_wrapper_that_is_none_is_a_mistake_in_one_line(wrapper: str, said: str
     with pytest.raises(Mistake, match=said) as mistake:
         load(SimulatorName.parse("gymnasium:CartPole-v1?wrappers=" + wrapper))
     assert "\n" not in str(mistake.value)
+
+
+def test_an_environment_without_an_expert_says_so() -> None:
+    simulator = load(SimulatorName.parse("gymnasium:CartPole-v1"))
+    assert simulator.describe().expert is False
+    session = simulator.open(1)
+    session.reset([0], [WorkUnit("u", "CartPole-v1", 0)])
+    with pytest.raises(NoExpert):
+        session.expert([0])
+    session.close()
+
+
+def test_an_expert_is_asked_with_what_was_seen() -> None:
+    class Still:
+        def get_action(self, seen: Any) -> Any:
+            return np.asarray(seen["arm"]["position"], np.float64) * 2
+
+    world = GymnasiumWorld(Odd(), [], lambda action: action, False, expert=Still())
+    world.reset(WorkUnit("u", "odd", 0))
+    told = world.expert()
+    assert told.dtype == np.float32 and told.tolist() == [1.0, 1.0, 1.0]

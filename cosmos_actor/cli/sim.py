@@ -24,6 +24,7 @@ def command(
     task: Annotated[list[str] | None, typer.Option(metavar="NAME", help="record: which tasks (default: all).")] = None,
     noise: Annotated[float | None, typer.Option(metavar="STD", help="record: added to what is done.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="record: other seeds, other episodes.")] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", help="record: processes at once (default 1).")] = None,
     only_success: Annotated[bool, typer.Option("--only-success", help="record: leave failures out.")] = False,
     video: Annotated[bool, typer.Option("--video", help="record: pictures as H.264.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="describe, test, record: for programs.")] = False,
@@ -31,7 +32,7 @@ def command(
     """Tell what a simulator can do, write a package for a new one, test whether it keeps what is asked of one, or
     record what its expert does."""
     options = {"--dir": directory, "--envs": envs, "--steps": steps, "--out": out, "--episodes": episodes,
-               "--noise": noise, "--seed": seed}
+               "--noise": noise, "--seed": seed, "--workers": workers}
     words = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
     words += [word for one in task or () for word in ("--task", one)]
     switches = {"--only-success": only_success, "--video": video, "--json": as_json}

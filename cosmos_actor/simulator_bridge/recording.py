@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from .lerobot_format import WITHOUT_RATE_HZ, texts_of
 from .lerobot_writer import DatasetWriter, Episode
 from .messages import SUCCEEDED, Assignment, Reset, Step
 from .mistakes import Mistake
+from .recording_workers import Came, Wanted, Workers
 from .telling import plain
 
 MOST_ERRORS = 5
@@ -52,6 +53,10 @@ class RecordOptions(NamedTuple):
     seed: int = 0
     only_success: bool = False
     video: bool = False
+    workers: int = 1
+    """Processes, each with a simulator of its own."""
+    name: str = ""
+    """KIND:ID, by which workers load theirs."""
 
 
 class Recorded(NamedTuple):
@@ -72,13 +77,14 @@ def record(simulator: Simulator, description: Description, options: RecordOption
     writer = DatasetWriter(options.directory, description, texts_of(tasks),
                            description.control_hz or WITHOUT_RATE_HZ, options.video)
     try:
-        session = simulator.open(1)
+        source = Workers(options.name, options.noise, options.workers) if options.workers > 1 else Alone(
+            simulator.open(1), description, options.noise)
         try:
-            counted = _Recording(Expert(session, description, options.noise), writer, options, tell)
+            counted = _Recording(source, writer, options, tell)
             for index, task in enumerate(tasks):
                 counted.task(index, task)
         finally:
-            session.close()
+            source.close()
         if not counted.written:
             raise Mistake("{}: no episode is there to be written: {} tried, {} succeeded, {} errors{}".format(
                 description.simulator, counted.tried, counted.succeeded, counted.errors,
@@ -121,31 +127,31 @@ def unit_of(task: TaskSpec, trial: int, seed: int) -> WorkUnit:
 class _Recording:
     """Counts, and what is written."""
 
-    def __init__(self, expert: Expert, writer: DatasetWriter, options: RecordOptions,
+    def __init__(self, source: Union[Alone, Workers], writer: DatasetWriter, options: RecordOptions,
                  tell: Callable[[str], None]) -> None:
-        self._expert, self._writer, self._options, self._tell = expert, writer, options, tell
+        self._source, self._writer, self._options, self._tell = source, writer, options, tell
         self._errors_in_a_row = 0
         self.tried = self.succeeded = self.errors = self.written = 0
 
     def task(self, index: int, task: TaskSpec) -> None:
         """All episodes of a task."""
         before = (self.succeeded, self.errors, self.written, self._writer.frames)
-        for trial in range(self._options.episodes):
+        units = [unit_of(task, trial, self._options.seed) for trial in range(self._options.episodes)]
+        for episode, error in self._source.episodes([(unit, index) for unit in units]):
             self.tried += 1
-            episode = self._expert.episode(unit_of(task, trial, self._options.seed), index)
-            self._count(episode)
+            self._count(episode, error)
         succeeded, errors, written, frames = (now - then for now, then in zip(
             (self.succeeded, self.errors, self.written, self._writer.frames), before))
         self._tell("{}: {} of {} succeeded{}, {} written, {:,} frames".format(
             task.name, succeeded, self._options.episodes, ", {} errors".format(errors) if errors else "", written,
             frames))
 
-    def _count(self, episode: Optional[Episode]) -> None:
+    def _count(self, episode: Optional[Episode], error: str) -> None:
         if episode is None:
             self.errors += 1
             self._errors_in_a_row += 1
             if self._errors_in_a_row >= MOST_ERRORS:
-                raise Mistake("{} errors in a row; the last one: {}".format(MOST_ERRORS, self._expert.error))
+                raise Mistake("{} errors in a row; the last one: {}".format(MOST_ERRORS, error))
             return
         self._errors_in_a_row = 0
         succeeded = bool(episode.success[-1])
@@ -153,6 +159,21 @@ class _Recording:
         if succeeded or not self._options.only_success:
             self._writer.add(episode)
             self.written += 1
+
+
+class Alone:
+    """Episodes of this process."""
+
+    def __init__(self, session: SimSession, description: Description, noise: float) -> None:
+        self._session, self._expert = session, Expert(session, description, noise)
+
+    def episodes(self, wanted: Sequence[Wanted]) -> Iterator[Came]:
+        for unit, task in wanted:
+            episode = self._expert.episode(unit, task)
+            yield episode, "" if episode is not None else self._expert.error
+
+    def close(self) -> None:
+        self._session.close()
 
 
 class Expert:

@@ -56,6 +56,7 @@ def _add_record(commands: Any) -> None:
     four.add_argument("--only-success", action="store_true", help="leave failures out")
     four.add_argument("--video", action="store_true", help="pictures as H.264, which is smaller and loses a little, "
                       "instead of PNG")
+    four.add_argument("--workers", type=int, default=1, metavar="N", help="processes that record at once (default 1)")
     four.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -121,11 +122,13 @@ def _record(given: argparse.Namespace) -> int:
 
     if given.episodes < 1:
         raise Mistake("--episodes {}: expected 1 or more".format(given.episodes))
+    if given.workers < 1:
+        raise Mistake("--workers {}: expected 1 or more".format(given.workers))
     if not 0 <= given.noise < float("inf"):
         raise Mistake("--noise {}: expected 0 or more".format(given.noise))
     simulator, description = loaded(given.simulator)
     options = RecordOptions(Path(given.out), given.episodes, given.task, given.noise, given.seed, given.only_success,
-                            given.video)
+                            given.video, given.workers, given.simulator)
     begun = time.perf_counter()
     try:
         done = record(simulator, description, options, _nothing if given.json else _print)

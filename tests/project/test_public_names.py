@@ -82,18 +82,19 @@ IMPLEMENTED = {
 """Extension points: every public member of them."""
 
 MESSAGES = """
-    action_spec/1 actor_status/1 announce/1 array_spec/1 ask_links/1 ask_mute/1 ask_settings/1 ask_time/1 bulk_ref/1
-    bulk_returned/1 collect_request/1 collect_task/1 column/1 cosmos_actor.introduction/1 demonstration/1
-    demonstrations/1 demonstrations_request/1 describe_request/1 dump_stacks/1 evaluate_request/1 evaluated/2 fragment/1
-    generate_task/1
-    generation/1 generation_request/1 group_batch/2 heard/1 job_finished/1 kill_order/1 leaving/1 link_report/1
+    action_spec/1 actor_status/1 announce/1 array_spec/1 ask_links/1 ask_mute/1 ask_settings/1 ask_time/1
+    bulk_ref/1 bulk_returned/1 clone_request/1 collect_request/1 collect_task/1 column/1
+    cosmos_actor.introduction/1 demonstration/1 demonstrations/1 demonstrations_request/1 describe_request/1
+    dump_stacks/1 evaluate_request/1 evaluated/2 fragment/1 generate_task/1 generation/1 generation_request/1
+    group_batch/2 heard/1 job_finished/1 judge_request/1 judged/1 kill_order/1 leaving/1 link_report/1
     links_report/1 member/1 membership/1 mute_role/1 prepare_request/1 prepared/1 processes/1
     publish_reference_request/1 publish_request/1 published/1 put_reply/1 put_request/1 reference_request/1
     restore_request/1 restored/1 run_settings/1 sample/1 sample_request/1 save_request/1 saved/1 score_request/1
-    scores/1 sft_request/1 sim_assignment/1 sim_attach/1 sim_attached/1 sim_detach/1 sim_reset/1 sim_slot_failure/1
-    sim_step/1 sim_stepped/1 simulator_description/1 simulator_event/1 stacks_dumped/1 stop_actor/1 task_spec/1
-    tasks/1 tasks_request/1 time_reply/1 trajectory_group/1 update_reply/1 update_request/1 warning/1
-    weight_manifest/1 weight_tensor/1 weight_version/1 weights_report/1 work_unit/1
+    scores/1 sft_request/1 shown/1 shown_request/1 sim_assignment/1 sim_attach/1 sim_attached/1 sim_detach/1
+    sim_reset/1 sim_slot_failure/1 sim_step/1 sim_stepped/1 simulator_description/1 simulator_event/1
+    stacks_dumped/1 stop_actor/1 task_spec/1 tasks/1 tasks_request/1 time_reply/1 trajectory_group/1
+    update_reply/1 update_request/1 warning/1 weight_manifest/1 weight_tensor/1 weight_version/1
+    weights_report/1 work_unit/1
 """
 """name/version of everything that travels."""
 
@@ -101,7 +102,7 @@ COMMANDS = {
     "up": "--faults --inproc --listen --resume --run-dir --set recipe",
     "start": "--connect --host --key --name --rejoin --role --run-dir",
     "attach": "--connect --envs --key --max-memory-mb --name --option --rejoin simulator",
-    "sim": "--dir --envs --episodes --json --noise --only-success --out --seed --steps --task --video name what",
+    "sim": "--dir --envs --episodes --json --noise --only-success --out --seed --steps --task --video --workers name what",
     "check": "--explain --json --live --run-dir --set recipe",
     "doctor": "--json --key --name --role --run address",
     "status": "--json run",

@@ -313,3 +313,25 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: py
 def test_a_description_can_be_read_back() -> None:
     description = PainterSimulator().describe()
     assert description_of(json.loads(json.dumps(plain(description, None)))) == description
+
+
+# ---- several at once
+
+def test_workers_record_the_same_as_one(tmp_path: Path) -> None:
+    for workers in (1, 3):
+        arguments = ["sim", "record", PAINTER, "--out", str(tmp_path / str(workers)), "--episodes", "4",
+                     "--noise", "0.1", "--task", "paint", "--task", "never", "--workers", str(workers)]
+        assert main(arguments) == 0
+    assert rows_of(tmp_path / "1") == rows_of(tmp_path / "3")
+
+
+def test_a_worker_that_dies_is_one_line_and_leaves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["sim", "record", "python:tests.simulator_bridge.worlds:painter_that_exits", "--out",
+                 str(tmp_path / "demos"), "--workers", "2"]
+    assert main(arguments) == 2
+    assert "ended by itself" in capfd.readouterr().err and not any(tmp_path.iterdir())
+
+
+def test_less_than_one_worker_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", "record", PAINTER, "--out", str(tmp_path / "demos"), "--workers", "0"]) == 2
+    assert "--workers 0: expected 1 or more" in capfd.readouterr().err

@@ -5,6 +5,7 @@ The episode ends, with success, when the sum of its actions reaches TOP. Observa
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -192,3 +193,17 @@ class PainterSimulator(Simulator):
 
 def painter() -> Simulator:
     return PainterSimulator()
+
+
+class ExitsWhileItPaints(Painter):
+    def step(self, action: Any) -> tuple[float, bool, bool]:
+        os._exit(9)
+
+
+class PainterThatExits(PainterSimulator):
+    def open(self, envs: int) -> EachSlot:
+        return EachSlot(ExitsWhileItPaints, envs)
+
+
+def painter_that_exits() -> Simulator:
+    return PainterThatExits()

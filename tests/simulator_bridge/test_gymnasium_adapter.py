@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from cosmos_actor.simulator_bridge.checked import CheckedSession
-from cosmos_actor.simulator_bridge.contract import BOX, DISCRETE, FAILURE, SUCCESS, UNKNOWN, ArraySpec, NoExpert, WorkUnit
+from cosmos_actor.simulator_bridge.contract import (
+    BOX,
+    DISCRETE,
+    FAILURE,
+    SUCCESS,
+    UNKNOWN,
+    ArraySpec,
+    NoExpert,
+    WorkUnit,
+)
 from cosmos_actor.simulator_bridge.gymnasium_adapter import GymnasiumWorld
 from cosmos_actor.simulator_bridge.messages import Assignment, Reset, Step, Stepped
 from cosmos_actor.simulator_bridge.mistakes import Mistake

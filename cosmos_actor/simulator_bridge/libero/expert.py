@@ -13,7 +13,7 @@ from typing import List, NamedTuple, Tuple
 
 import numpy as np
 
-from .rotations import axis_angle_to_quaternion, matrix_to_axis_angle, quaternion_to_matrix
+from ..rotations import axis_angle_to_quaternion, matrix_to_axis_angle, quaternion_to_matrix
 
 OPEN, CLOSED = -1.0, 1.0
 """LIBERO's gripper."""

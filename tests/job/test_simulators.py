@@ -111,6 +111,27 @@ def test_an_evaluation_runs_every_trial_once_and_is_no_training(run):
     assert "reach, evaluated after step 12" in page and "held-out accuracy" in page
 
 
+def test_an_evaluation_is_filmed(run):
+    pytest.importorskip("av")
+    run.finish(sets=["run.steps=2", "run.eval_every=1", "sim.eval_trials=5", "sim.failed_videos=1",
+                     "sim.kind=python:tests.job.paint:make", "data.prompts_per_step=1"])
+    tried = [episode for episode in run.episodes() if episode.get("phase") == "eval"]
+    for step in (0, 1, 2):
+        for task in ("red", "blue"):
+            trials = [episode for episode in tried if (episode["step"], episode["task"]) == (step, task)]
+            assert {episode["instruction"] for episode in trials} == {f"go to the {task} spot"}
+            films = [episode for episode in trials if "video" in episode]
+            assert films[0] is trials[0]
+            assert len(films) == 1 + any(episode["success"] == 0 for episode in trials[1:])
+            for episode in films:
+                outcome, trial = ["failure", "success"][episode["success"]], episode["unit"][-1]
+                assert episode["video"] == f"videos/step_{step:06d}/{task}-trial-00{trial}-{outcome}.mp4"
+                assert (run.directory / episode["video"]).read_bytes()[4:8] == b"ftyp"
+    page = (run.directory / "report.html").read_text()
+    assert page.count("<video") == len(list(run.directory.glob("videos/*/*.mp4"))) == sum(
+        "video" in episode for episode in tried)
+
+
 def test_deaths_cost_no_step_and_no_episode_counts_twice(run):
     process = run.start(sets=["sim.count=2", "sim.envs=2", "run.steps=40", "supervisor.back_off_first_s=0.1"])
     for step, actor in ((4, "simulator-0"), (10, "rollout-0"), (16, "policy-0"), (22, "simulator-1")):

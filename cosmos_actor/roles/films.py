@@ -28,8 +28,8 @@ from cosmos_actor.simulator_bridge.optional import needed
 MOST_WAITING_BYTES = 512 * 2**20
 """Frames that wait for the encoder, of all films; one that would be more is given up: an encoder that can not follow
 must not take the memory of a rollout."""
-SMALLEST = 160
-"""Lines of a picture that a person can look at; smaller ones are enlarged by whole pixels."""
+SMALLEST = 120
+"""Lines of a picture that a person can look at; smaller ones are enlarged by whole pixels. LIBERO's 128 are not."""
 WAIT_S = 20.0
 """For the encoder at the end of an evaluation; what is not ready then is left out."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cosmos_actor.actors.errors import BadValue
+from cosmos_actor.actors.errors import BadValue, UserError
 from cosmos_actor.actors.fragment import CollectTask
 from cosmos_actor.actors.role import Role, handles
 from cosmos_actor.actors.seeds import seed_of
@@ -49,7 +49,10 @@ class ControlDataRole(Role):
         if self.demonstrations is None:
             folder = self.context.settings.control.cloning.demonstrations
             with self.context.busy(f"the demonstrations of {folder}", self.context.settings.run.deadline_s):
-                opened = Demonstrations.open(folder)
+                try:
+                    opened = Demonstrations.open(folder)
+                except UserError as error:
+                    raise BadValue(str(error), setting="control.cloning.demonstrations") from error
                 refuse_another_simulator(opened, description)
                 self.demonstrations = opened
             self.told = Instructions(opened.description, kind="vla").told(opened.tasks)[INSTRUCTION]

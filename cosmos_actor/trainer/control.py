@@ -244,7 +244,10 @@ class ControlTrainer:
         critic = value_loss(V, part.values, part.returns, clip=ppo.clip if ppo.clip_value else 0.0).mean()
         acts = policy_loss - ppo.entropy_coefficient * entropy + ppo.kl_coefficient * distance_kl
         judges = ppo.value_coefficient * critic
-        loss = judges if self.part == "critic" or alone else acts if self.part == "actor" else acts + judges
+        if self.part == "actor":
+            loss = acts * (0.0 if alone else 1.0)
+        else:
+            loss = judges if self.part == "critic" or alone else acts + judges
         norm = self._descend(loss, f"update {self.updates['ppo'] + 1} (ppo)", "control.ppo.learning_rate")
         distance = (surrogate.ratio - 1.0).abs()
         told = {"loss/total": loss, "loss/policy": policy_loss, "loss/value": critic, "entropy": entropy,

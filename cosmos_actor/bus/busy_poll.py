@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from typing import Any, Callable
 
 CONTENDED_S = 0.0005
 """Who gets the processor back so late shares it with others that compute; who sleeps is let in sooner than that."""
@@ -57,5 +58,29 @@ class BusyPoll:
                 return
         self._turning = False
         if not self._heard:
-            self._not_before = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, PAUSE_LAST_S)
+            self._in_vain()
+
+    def spin(self, ready: Callable[[], Any]) -> bool:
+        """The same without the loop, which has no turn meanwhile: until `ready()`, or False when that did not come."""
+        if ready():
+            self._pause_s = PAUSE_FIRST_S
+            return True
+        now = time.monotonic()
+        if now < self._not_before:
+            return False
+        until = now + self._seconds
+        while now < until:
+            os.sched_yield()
+            back = time.monotonic()
+            if ready():
+                self._pause_s = PAUSE_FIRST_S
+                return True
+            if back - now >= CONTENDED_S:
+                break
+            now = back
+        self._in_vain()
+        return False
+
+    def _in_vain(self) -> None:
+        self._not_before = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, PAUSE_LAST_S)

@@ -36,20 +36,25 @@ HELD_BYTES = 256 * 1024 * 1024
 """More than that ahead of their turn is no delay but an attack on our memory."""
 
 
+def open_pipe(pid: int, fd: int) -> int:
+    """A descriptor that writes into another process's pipe. Raises BusError if it is none, or may not be written to."""
+    path = f"/proc/{pid}/fd/{fd}"
+    if type(pid) is not int or type(fd) is not int:
+        raise BusError(f"{path} is no descriptor of a process")
+    try:
+        if not stat.S_ISFIFO(os.stat(path).st_mode):
+            raise BusError(f"{path} is no pipe")
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise BusError(f"{path}: {error.strerror}") from None
+
+
 class LaneWriter:
     """The peer's pipe."""
 
     def __init__(self, pid: int, fd: int, ring: RingWriter) -> None:
         """Raises BusError if descriptor `fd` of process `pid` is no pipe that we may write to."""
-        path = f"/proc/{pid}/fd/{fd}"
-        if type(pid) is not int or type(fd) is not int:
-            raise BusError(f"{path} is no descriptor of a process")
-        try:
-            if not stat.S_ISFIFO(os.stat(path).st_mode):
-                raise BusError(f"{path} is no pipe")
-            self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise BusError(f"{path}: {error.strerror}") from None
+        self._fd = open_pipe(pid, fd)
         self._ring = ring
         self.ring_open = False
         """Whether the peer reads our ring."""

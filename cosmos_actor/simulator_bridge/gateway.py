@@ -15,6 +15,7 @@ from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Link, LinkClosed, 
 
 from .contract import Description, SimulatorError
 from .messages import SIMULATOR, Assignment, Attach, Attached, Detach, Reset, Step, Stepped
+from .step_lane import AskedSteps, asked_steps
 
 LOOK_S = 0.5
 """Between two looks at who is silent."""
@@ -40,6 +41,7 @@ class AttachedSimulator:
         """What it was asked for and has not answered."""
         self._since = self._cut_off_at = asyncio.get_running_loop().time()
         self._link: Optional[Link] = link
+        self._lane: Optional[AskedSteps] = None
         self._resume_s = resume_s
         self._back = asyncio.Event()
         self._number = 0
@@ -94,10 +96,21 @@ class AttachedSimulator:
 
     # ---- for the gateway
 
+    def lend_lane(self, lane: Optional[AskedSteps]) -> None:
+        """Steps take it as long as this link lasts."""
+        self._close_lane()
+        self._lane = lane
+
+    def _close_lane(self) -> None:
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
+
     def cut_off(self, link: Link) -> None:
         """That link is over; it may come back."""
         if self._link is link:
             self._link = None
+            self._close_lane()
             self._cut_off_at = asyncio.get_running_loop().time()
             self._back.clear()
 
@@ -111,6 +124,7 @@ class AttachedSimulator:
         if not self.gone:
             self.gone = reason
         self._link = None
+        self._close_lane()
         self._back.set()
 
     # ---- one request
@@ -132,10 +146,17 @@ class AttachedSimulator:
     async def _answer(self, message: Any, what: str, until: float) -> Stepped:
         """Over this link or the next one."""
         clock = asyncio.get_running_loop().time
+        lane = self._lane if type(message) is Step else None
         while True:
             link = self._link or await self._next_link()
-            left = until - clock()
             try:
+                if lane is not None:
+                    asked, lane = lane, None
+                    stepped = await asked.ask(message, until)
+                    if stepped is not None:
+                        return stepped
+                    continue
+                left = until - clock()
                 if left > 0:
                     return await link.call(message, deadline_s=left)  # type: ignore[no-any-return]
                 raise DeadlineExceeded("no answer")
@@ -220,7 +241,7 @@ class Gateway:
         if known is not None and known.offer.session == offer.session:
             known.come_back(link)
             self._counts["resumed"] += 1
-            return Attached(self._bus.identity.actor, True, self._deadline_s)
+            return self._taken_in(known, offer, link, resumed=True)
         refusal = self._admit(link.peer.actor, offer)
         if refusal:
             self._counts["refused"] += 1
@@ -233,7 +254,12 @@ class Gateway:
         if self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         asyncio.get_running_loop().call_soon(self._tell, self._attached, simulator)  # it is to hear first that it is in
-        return Attached(self._bus.identity.actor, False, self._deadline_s)
+        return self._taken_in(simulator, offer, link, resumed=False)
+
+    def _taken_in(self, simulator: AttachedSimulator, offer: Attach, link: Link, *, resumed: bool) -> Attached:
+        lane = asked_steps(offer, self._bus.busy_poll) if link.sharing.has_lane else None
+        simulator.lend_lane(lane)
+        return Attached(self._bus.identity.actor, resumed, self._deadline_s, None if lane is None else lane.offer())
 
     def _look(self) -> None:
         """A process that is stopped keeps its link for long; what it was doing is to go on elsewhere before."""

@@ -26,7 +26,7 @@ SLOT, STEPS, TERMINATED, TRUNCATED, SUCCEEDED = range(5)
 """Columns of `Stepped.rows`."""
 
 
-@schema("sim_attach", version=1)
+@schema("sim_attach", version=2)
 @dataclass(frozen=True)
 class Attach:
     """A simulator offers itself."""
@@ -42,9 +42,11 @@ class Attach:
     python: str = ""
     life: str = ""
     """Which life of which child of the run's supervisor it is; empty when somebody else started it."""
+    steps: Json = None
+    """`ServedSteps.offer()`, to a driver of this host."""
 
 
-@schema("sim_attached", version=1)
+@schema("sim_attached", version=2)
 @dataclass(frozen=True)
 class Attached:
     """The driver takes it."""
@@ -55,6 +57,8 @@ class Attached:
     deadline_s: float = 0.0
     """A process whose calls of the simulator take longer ends itself, with the stacks of all threads in its log; 0:
     never."""
+    steps: Json = None
+    """`AskedSteps.offer()`, if there is one."""
 
 
 @schema("sim_detach", version=1)

@@ -14,7 +14,7 @@ import faulthandler
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -44,6 +44,7 @@ from cosmos_actor.bus.roster import STALE
 from .checked import CheckedSession
 from .messages import DRIVER, SIMULATOR, Attach, Attached, Detach, Reset, Step, Stepped
 from .pace import Pace
+from .step_lane import ServedSteps, open_lane
 
 OVER, FAILED, MISTAKE, TOO_LARGE = 0, 1, 2, 3
 """Exit codes: the run is over or it was asked to leave; it may go well another time; only a person can put it right; it
@@ -175,20 +176,37 @@ class SimulatorServer:
         await bus.start(None)
         self._bus = bus
         link: Optional[Link] = None
+        lane: Optional[ServedSteps] = None
         try:
             link = await bus.connect(place.address, role=DRIVER, deadline_s=DIAL_S)
-            self._took_us_in(await self._attach(link), link)
+            lane = self._lane(bus, link)
+            attached = await self._attach(link, lane)
+            self._took_us_in(attached, link)
             taken_in.set()
+            if lane is not None:
+                open_lane(lane, attached.steps)
             return str(await over)
         finally:
             self._bus = None
+            if lane is not None:
+                lane.close()
             if self._asked is not None and link is not None and taken_in.is_set():
                 await self._detach(link, self._asked.line)
             await bus.close(drain_s=0.0)
 
-    async def _attach(self, link: Link) -> Attached:
+    async def _attach(self, link: Link, lane: Optional[ServedSteps]) -> Attached:
         self._fits(link)
-        return await link.call(self._offer, deadline_s=ANSWER_S)  # type: ignore[no-any-return]
+        offer = replace(self._offer, steps=None if lane is None else lane.offer())
+        return await link.call(offer, deadline_s=ANSWER_S)  # type: ignore[no-any-return]
+
+    def _lane(self, bus: Bus, link: Link) -> Optional[ServedSteps]:
+        """To a driver of this host."""
+        if not link.sharing.has_lane:
+            return None
+        try:
+            return ServedSteps(self._offer.description, self._offer.envs, self._answer, bus.busy_poll)
+        except BusError:
+            return None
 
     def _took_us_in(self, attached: Attached, link: Link) -> None:
         if not attached.resumed:

@@ -16,26 +16,18 @@ import numpy as np
 
 from .checks import (
     BadRequest,
+    all_finite,
     checked_actions,
     checked_outcome,
     checked_slots,
     copied_observations,
     no_observations,
     not_finite,
+    parsed_specs,
 )
-from .contract import BY_SEED, UNKNOWN, Description, Outcome, SimSession, SimulatorError, SlotErrors, WorkUnit
-from .messages import (
-    SLOT,
-    STEPS,
-    SUCCEEDED,
-    TERMINATED,
-    TRUNCATED,
-    Assignment,
-    Reset,
-    SlotFailure,
-    Step,
-    Stepped,
-)
+from .chunk import Chunk, Failures
+from .contract import BY_SEED, Description, Outcome, SimSession, SimulatorError, SlotErrors, WorkUnit
+from .messages import TERMINATED, TRUNCATED, Assignment, Reset, SlotFailure, Step, Stepped
 from .pace import Pace
 from .slots import ENDS
 
@@ -44,16 +36,6 @@ log = logging.getLogger(__name__)
 NO_LIMIT = 2**62
 LONGEST_TEXT = 500
 """Characters of a failure's line: some simulators put a whole model file into their errors."""
-
-EVERY = slice(None)
-"""Instead of the numbers of all rows: a view of an array costs a tenth of a selection from it."""
-
-NOBODY = np.zeros(0, np.int64)
-NEW_ROW = np.zeros(5, np.int32)
-NEW_ROW[SUCCEEDED] = UNKNOWN
-
-Failures = Dict[int, SimulatorError]
-"""Slot -> what became of its unit."""
 
 
 class CheckedSession:
@@ -67,6 +49,7 @@ class CheckedSession:
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self._session, self._description, self._envs = session, description, envs
         self._every = list(range(envs))
+        self._specs = parsed_specs(description)
         self._pace = pace or Pace()
         self._clock = clock
         self.forget()
@@ -77,6 +60,8 @@ class CheckedSession:
         self._queued: Dict[int, WorkUnit] = {}
         self._left = np.full(self._envs, NO_LIMIT, np.int64)
         """Steps that each slot's episode may still take."""
+        self._sure = 0
+        """No slot is at its limit before it was stepped so often."""
         self._last: Optional[Stepped] = None
 
     def answer(self, request: Union[Reset, Step]) -> Stepped:
@@ -92,26 +77,27 @@ class CheckedSession:
 
     # ---- requests
 
-    def _reset(self, request: Reset) -> _Chunk:
+    def _reset(self, request: Reset) -> Chunk:
         slots = checked_slots([item.slot for item in request.assignments], self._envs)
         self._check_queue(request.queue)
-        chunk = _Chunk(slots, 0)
+        chunk = Chunk(slots, 0)
         for slot in slots:
             self._idle(slot)
         self._enqueue(request.queue)
         chunk.failures.update(self._begin({item.slot: item.unit for item in request.assignments}))
         return chunk
 
-    def _step(self, request: Step) -> _Chunk:
+    def _step(self, request: Step) -> Chunk:
         slots = self._every if request.slots is None else checked_slots(request.slots, self._envs)
-        idle = [slot for slot in slots if self._units[slot] is None]
+        units = self._units
+        idle = [slot for slot in slots if units[slot] is None]
         if idle:
             raise BadRequest("slots {} are idle: reset them first".format(idle))
         actions = checked_actions(request.actions, self._description.action, len(slots))
         if request.queue:
             self._check_queue(request.queue)
             self._enqueue(request.queue)
-        chunk = _Chunk(slots, actions.shape[1])
+        chunk = Chunk(slots, actions.shape[1], slots is self._every)
         if request.intermediate:
             chunk.intermediate = {
                 name: np.zeros((len(slots), max(0, chunk.K - 1), *spec.shape), spec.dtype)
@@ -130,17 +116,19 @@ class CheckedSession:
     def _enqueue(self, queue: Sequence[Assignment]) -> None:
         self._queued.update({item.slot: item.unit for item in queue})
 
-    def _stepped(self, number: int, chunk: _Chunk, begun: float) -> Stepped:
+    def _stepped(self, number: int, chunk: Chunk, begun: float) -> Stepped:
         """Look where the chunk ended, begin what is queued there, and put the answer together."""
         slots, observations, failures = self._observe(chunk.not_failed())
         if failures:
             chunk.failures.update(failures)
         rewards, rows, intermediate = chunk.of(slots)
         final: Dict[str, np.ndarray] = {}
-        over = np.flatnonzero(rows[:, TERMINATED] | rows[:, TRUNCATED]) if chunk.some_ended else NOBODY
-        if len(over):
-            final = {name: array[over] for name, array in observations.items()}
-            chunk.failures.update(self._go_on([slots[index] for index in over], over, observations))
+        if chunk.some_ended:
+            over = np.flatnonzero(rows[:, TERMINATED] | rows[:, TRUNCATED])
+            if len(over):
+                final = {name: array[over] for name, array in observations.items()}
+                failures = self._go_on([slots[index] for index in over.tolist()], over, observations)
+                chunk.failures.update(failures)
         failed = [SlotFailure(slot, error.kind, error.text) for slot, error in sorted(chunk.failures.items())]
         return Stepped(number, observations, rewards, rows, final, intermediate, failed, self._clock() - begun)
 
@@ -151,9 +139,12 @@ class CheckedSession:
             self._idle(slot)
         failures = self._begin(following)
         seen, first, unseen = self._observe([slot for slot in following if slot not in failures])
-        where = dict(zip(ended, over))
+        where: Any = over
+        if len(seen) < len(ended):
+            index_of = dict(zip(ended, over.tolist()))
+            where = [index_of[slot] for slot in seen]
         for name, array in first.items():
-            observations[name][[where[slot] for slot in seen]] = array
+            observations[name][where] = array
         failures.update(unseen)
         return failures
 
@@ -168,11 +159,12 @@ class CheckedSession:
                 limits[slot] = self._limit(unit)
             except SimulatorError as error:
                 failures[slot] = self._failure("reset", error, slot, unit)
-        failures.update(self._reset_slots({slot: unit for slot, unit in units.items() if slot in limits}))
-        for slot, unit in units.items():
+        failures.update(self._reset_slots({slot: units[slot] for slot in limits}))
+        for slot, limit in limits.items():
             if slot not in failures:
-                self._units[slot] = unit
-                self._left[slot] = limits[slot]
+                self._units[slot] = units[slot]
+                self._left[slot] = limit
+                self._sure = min(self._sure, limit)
         return failures
 
     def _reset_slots(self, units: Dict[int, WorkUnit]) -> Failures:
@@ -195,10 +187,9 @@ class CheckedSession:
             return failures
         return {}
 
-    def _act(self, chunk: _Chunk, k: int, actions: np.ndarray) -> None:
+    def _act(self, chunk: Chunk, k: int, actions: np.ndarray) -> None:
         """One action of each slot that still runs."""
-        rows: Any = EVERY if chunk.running is None else chunk.running
-        slots = chunk.slots if rows is EVERY else [chunk.slots[row] for row in rows]
+        rows, slots, where = chunk.acting()
         try:
             outcome, errors = self._outcome(slots, actions[rows, k])
         except ENDS:
@@ -206,16 +197,22 @@ class CheckedSession:
         except BaseException as error:  # nobody knows how far it got: it is not done again
             self._fail(chunk, {slot: self._failure("step", error, slot) for slot in slots})
             return
-        finite = np.isfinite(outcome.rewards)
-        if np.count_nonzero(finite) < len(slots):
-            for index in np.flatnonzero(~finite):
+        if not all_finite(outcome.rewards):
+            for index in np.flatnonzero(~np.isfinite(outcome.rewards)):
                 text = "the reward is {}".format(outcome.rewards[index])
                 errors.setdefault(slots[index], SimulatorError("not_finite", text))
-        where: Any = chunk.where if rows is EVERY else slots
-        self._left[where] -= 1
-        chunk.note(rows, k, outcome, self._left[where] <= 0)
+        chunk.note(rows, k, outcome, self._spent(where))
         if errors:
             self._fail(chunk, {slot: self._failure("step", error, slot) for slot, error in errors.items()})
+
+    def _spent(self, where: Any) -> Optional[np.ndarray]:
+        """Count one step for each of these slots: for which of them was it the last that they may take? None: none."""
+        self._left[where] -= 1
+        self._sure -= 1
+        if self._sure > 0:
+            return None
+        self._sure = int(self._left.min())
+        return self._left[where] <= 0  # type: ignore[no-any-return]
 
     def _outcome(self, slots: List[int], actions: np.ndarray) -> Tuple[Outcome, Dict[int, Any]]:
         errors: Dict[int, Any] = {}
@@ -228,7 +225,7 @@ class CheckedSession:
             raise SimulatorError("shape", "step gave {} and no Outcome".format(type(outcome).__name__))
         return checked_outcome(outcome, len(slots)), errors
 
-    def _look_between(self, chunk: _Chunk, k: int) -> None:
+    def _look_between(self, chunk: Chunk, k: int) -> None:
         seen, observations, failures = self._observe([chunk.slots[row] for row in chunk.going_on()])
         row_of = chunk.row_of
         for name, array in observations.items():
@@ -238,23 +235,24 @@ class CheckedSession:
     def _observe(self, slots: List[int]) -> Tuple[List[int], Dict[str, np.ndarray], Failures]:
         """(slots that could be seen, what they see, what was wrong with the others, which are idle now)."""
         if not slots:
-            return [], no_observations(self._description), {}
+            return [], no_observations(self._specs), {}
         try:
             with self._pace("observe", slots=len(slots)):
                 seen = self._session.observe(slots)
-            observations = copied_observations(seen, self._description, len(slots))
+            observations = copied_observations(seen, self._specs, len(slots))
         except ENDS:
             raise
         except BaseException as error:  # whatever it raises is the slots' failure
             if len(slots) == 1:
                 failures = {slots[0]: self._failure("observe", error, slots[0])}
                 self._idle(slots[0])
-                return [], no_observations(self._description), failures
+                return [], no_observations(self._specs), failures
             return self._observe_each(slots)
-        bad = {slots[index]: SimulatorError("not_finite", "observation `{}` is NaN or infinite".format(name))
-               for index, name in not_finite(observations, self._description)}
-        if not bad:
+        found = not_finite(observations, self._specs)
+        if not found:
             return slots, observations, {}
+        bad = {slots[index]: SimulatorError("not_finite", "observation `{}` is NaN or infinite".format(name))
+               for index, name in found}
         failures = {slot: self._failure("observe", error, slot) for slot, error in bad.items()}
         for slot in bad:
             self._idle(slot)
@@ -281,9 +279,10 @@ class CheckedSession:
 
     def _idle(self, slot: int) -> None:
         self._units[slot] = None
+        self._left[slot] = NO_LIMIT
         self._queued.pop(slot, None)
 
-    def _fail(self, chunk: _Chunk, failures: Failures) -> None:
+    def _fail(self, chunk: Chunk, failures: Failures) -> None:
         for slot in failures:
             self._idle(slot)
         chunk.fail(failures)
@@ -301,70 +300,3 @@ class CheckedSession:
         log.warning("%s", line, exc_info=None if isinstance(error, SimulatorError) else error)
         return SimulatorError(kind, line[:LONGEST_TEXT])
 
-
-class _Chunk:
-    """What has become of the slots of one request. Rows are positions in the request."""
-
-    def __init__(self, slots: List[int], K: int) -> None:
-        n = len(slots)
-        self.slots, self.K = slots, K
-        self.where = in_a_row(slots)
-        self.running: Optional[np.ndarray] = None
-        """Rows whose episode goes on; None: all."""
-        self.some_ended = False
-        self.rewards = np.zeros((n, K), np.float32)
-        self.rows = np.empty((n, len(NEW_ROW)), np.int32)
-        """See `Stepped.rows`."""
-        self.rows[:] = NEW_ROW
-        self.rows[:, SLOT] = slots
-        self.intermediate: Dict[str, np.ndarray] = {}
-        self.failures: Failures = {}
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether any does."""
-        return len(self.slots if self.running is None else self.running) > 0
-
-    def going_on(self) -> np.ndarray:
-        return np.arange(len(self.slots)) if self.running is None else self.running
-
-    @property
-    def row_of(self) -> Dict[int, int]:
-        return {slot: row for row, slot in enumerate(self.slots)}
-
-    def note(self, rows: Any, k: int, outcome: Outcome, spent: np.ndarray) -> None:
-        """What action k of these rows, all that run, did; `spent`: whose budget of steps it was the last of."""
-        self.rewards[rows, k] = outcome.rewards
-        self.rows[rows, STEPS] += 1
-        if outcome.success is not None:
-            self.rows[rows, SUCCEEDED] = outcome.success
-        over = outcome.terminated | outcome.truncated | spent
-        if np.count_nonzero(over):
-            self.some_ended = True
-            self.rows[rows, TERMINATED] = outcome.terminated
-            self.rows[rows, TRUNCATED] = outcome.truncated | (spent & ~outcome.terminated)
-            self.running = self.going_on()[~over]
-
-    def fail(self, failures: Failures) -> None:
-        self.failures.update(failures)
-        self.running = np.array([row for row in self.going_on() if self.slots[row] not in failures], np.int64)
-
-    def not_failed(self) -> List[int]:
-        if not self.failures:
-            return self.slots
-        return [slot for slot in self.slots if slot not in self.failures]
-
-    def of(self, slots: List[int]) -> Tuple[np.ndarray, np.ndarray, Dict[str, np.ndarray]]:
-        """(rewards, rows, intermediate) of these slots, in the order of the request."""
-        if len(slots) == len(self.slots):
-            return self.rewards, self.rows, self.intermediate
-        row_of = self.row_of
-        kept = [row_of[slot] for slot in slots]
-        return self.rewards[kept], self.rows[kept], {name: array[kept] for name, array in self.intermediate.items()}
-
-
-def in_a_row(slots: List[int]) -> Union[slice, List[int]]:
-    """What selects these slots of all: a slice where they are neighbours, which costs a tenth."""
-    if slots and slots == list(range(slots[0], slots[0] + len(slots))):
-        return slice(slots[0], slots[0] + len(slots))
-    return slots

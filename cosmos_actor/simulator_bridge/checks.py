@@ -5,11 +5,12 @@ Legend: n slots of a call, K actions of a chunk.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+import functools
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from .contract import DISCRETE, ActionSpec, ArraySpec, Description, Outcome, SimulatorError
+from .contract import DISCRETE, ActionSpec, Description, Outcome, SimulatorError
 
 FLOAT32, BOOL, INT8 = np.dtype(np.float32), np.dtype(bool), np.dtype(np.int8)
 
@@ -30,7 +31,7 @@ def checked_slots(slots: Sequence[int], envs: int) -> List[int]:
 
 
 def checked_actions(actions: np.ndarray, spec: ActionSpec, n: int) -> np.ndarray:
-    """[n, K, …] int64 or float32, clipped to the bounds of a box. Raises BadRequest."""
+    """[n, K, …] int64 or float32, in memory of its own, clipped to the bounds of a box. Raises BadRequest."""
     shape = (n, *actions.shape[1:2], *spec.shape)
     if actions.ndim < 2 or actions.shape != shape:
         raise BadRequest("actions have shape {}, {} slots need [{}, K{}]".format(
@@ -39,22 +40,25 @@ def checked_actions(actions: np.ndarray, spec: ActionSpec, n: int) -> np.ndarray
         if actions.dtype.kind not in "iu":
             raise BadRequest("actions are {}, this simulator takes whole numbers".format(actions.dtype))
         plain = actions.astype(np.int64)
-        if actions.size and int(plain.view(np.uint64).max()) >= spec.n:  # a negative one is large as well
+        if np.count_nonzero(plain.view(np.uint64) >= spec.n):  # a negative one is large as well
             raise BadRequest("actions go from {} to {}, this simulator has 0 to {}".format(
                 actions.min(), actions.max(), spec.n - 1))
         return plain
     if actions.dtype.kind != "f":
         raise BadRequest("actions are {}, this simulator takes float32".format(actions.dtype))
-    if not np.isfinite(actions).all():
-        raise BadRequest("an action is NaN or infinite")
     plain = actions.astype(np.float32)
+    if not all_finite(plain):
+        raise BadRequest("an action is NaN or infinite")
     if spec.low or spec.high:
-        np.clip(plain, _bound(spec.low, spec, -np.inf), _bound(spec.high, spec, np.inf), out=plain)
+        np.clip(plain, *_bounds(spec), out=plain)
     return plain
 
 
-def _bound(values: Sequence[float], spec: ActionSpec, none: float) -> np.ndarray:
-    return np.asarray(values or [none] * int(np.prod(spec.shape)), np.float32).reshape(spec.shape)
+@functools.lru_cache(maxsize=8)
+def _bounds(spec: ActionSpec) -> Tuple[np.ndarray, np.ndarray]:
+    size = int(np.prod(spec.shape))
+    low, high = spec.low or (-np.inf,) * size, spec.high or (np.inf,) * size
+    return np.asarray(low, np.float32).reshape(spec.shape), np.asarray(high, np.float32).reshape(spec.shape)
 
 
 def checked_outcome(outcome: Outcome, n: int) -> Outcome:
@@ -69,6 +73,8 @@ def checked_outcome(outcome: Outcome, n: int) -> Outcome:
 
 
 def _column(name: str, value: Any, dtype: np.dtype[Any], n: int) -> np.ndarray:
+    if type(value) is np.ndarray and value.dtype is dtype and value.shape == (n,):
+        return value
     array = np.asarray(value)
     if array.shape != (n,) or array.dtype.kind not in "fiub":
         raise SimulatorError("shape", "`{}` of a step has shape {} and dtype {}, {} slots need [{}]".format(
@@ -76,16 +82,33 @@ def _column(name: str, value: Any, dtype: np.dtype[Any], n: int) -> np.ndarray:
     return array if array.dtype == dtype else array.astype(dtype)
 
 
-def copied_observations(seen: Any, description: Description, n: int) -> Dict[str, np.ndarray]:
+class Spec(NamedTuple):
+    """An `ArraySpec` that is looked at for every step."""
+
+    dtype: np.dtype[Any]
+    shape: Tuple[int, ...]
+    finite: bool
+    """Whether there can be NaNs and infinities, and must not be."""
+
+
+def parsed_specs(description: Description) -> Dict[str, Spec]:
+    """Of its observations, in their order."""
+    specs = {}
+    for name, spec in description.observations.items():
+        dtype = np.dtype(spec.dtype)
+        specs[name] = Spec(dtype, tuple(spec.shape), spec.finite and dtype.kind == "f")
+    return specs
+
+
+def copied_observations(seen: Any, specs: Dict[str, Spec], n: int) -> Dict[str, np.ndarray]:
     """Name -> [n, …] in memory of its own. Raises SimulatorError; NaNs are not looked for."""
-    specs = description.observations
-    if not isinstance(seen, dict) or set(seen) != set(specs):
+    if not isinstance(seen, dict) or seen.keys() != specs.keys():
         names = sorted(map(str, seen)) if isinstance(seen, dict) else type(seen).__name__
         raise SimulatorError("shape", "observe gave {}, the description says {}".format(names, sorted(specs)))
     return {name: _copied(name, seen[name], spec, n) for name, spec in specs.items()}
 
 
-def _copied(name: str, value: Any, spec: ArraySpec, n: int) -> np.ndarray:
+def _copied(name: str, value: Any, spec: Spec, n: int) -> np.ndarray:
     if not isinstance(value, np.ndarray):
         raise SimulatorError("shape", "observation `{}` is {}, not an array".format(name, type(value).__name__))
     if value.dtype != spec.dtype:
@@ -97,21 +120,21 @@ def _copied(name: str, value: Any, spec: ArraySpec, n: int) -> np.ndarray:
     return np.array(value, order="C")
 
 
-def not_finite(observations: Dict[str, np.ndarray], description: Description) -> List[Tuple[int, str]]:
+def not_finite(observations: Dict[str, np.ndarray], specs: Dict[str, Spec]) -> List[Tuple[int, str]]:
     """(index among the n, name) of what is NaN or infinite and must not be; one for each index."""
     found: Dict[int, str] = {}
     for name, array in observations.items():
-        if array.dtype.kind == "f" and description.observations[name].finite and _some_bad(array):
+        if specs[name].finite and not all_finite(array):
             rows = np.isfinite(array).reshape(len(array), -1).all(axis=1)
             for index in np.flatnonzero(~rows):
                 found.setdefault(int(index), name)
     return sorted(found.items())
 
 
-def _some_bad(array: np.ndarray) -> bool:
-    return int(np.count_nonzero(np.isfinite(array))) < array.size
+def all_finite(array: np.ndarray) -> bool:
+    return int(np.count_nonzero(np.isfinite(array))) == array.size
 
 
-def no_observations(description: Description, n: int = 0) -> Dict[str, np.ndarray]:
+def no_observations(specs: Dict[str, Spec], n: int = 0) -> Dict[str, np.ndarray]:
     """Zeros in the place of n slots."""
-    return {name: np.zeros((n, *spec.shape), spec.dtype) for name, spec in description.observations.items()}
+    return {name: np.zeros((n, *spec.shape), spec.dtype) for name, spec in specs.items()}

@@ -39,7 +39,7 @@ from .contract import (
 )
 from .mistakes import Mistake
 from .plugins import parse_options
-from .slots import EachSlot
+from .slots import EachSlot, all_alike, joined
 
 KIND = "gymnasium"
 MAX_ENVS = 1024
@@ -125,7 +125,8 @@ class GymnasiumSimulator(Simulator):
             libraries=self._libraries(), expert=self._expert is not None)
 
     def open(self, envs: int) -> SimSession:
-        return EachSlot(self._world, envs)
+        whole = len(self._parts) == 1 and not self._parts[0].path and self._frame is None
+        return SeenWhole(self._world, envs, self._parts[0]) if whole else EachSlot(self._world, envs)
 
     def _world(self) -> Environment:
         env, self._first = self._first, None
@@ -162,22 +163,23 @@ class GymnasiumWorld(Environment):
         self._wanted = [(part.name, part.path, np.dtype(part.spec.dtype)) for part in parts]
         """A dtype given as a name is looked up each time."""
         self._seed_choices, self._expert = seed_choices, expert
-        self._seen: Any = None
+        self.seen: Any = None
+        """The observation as the environment gave it."""
         self._info: Any = {}
 
     def reset(self, unit: WorkUnit) -> None:
         if self._seed_choices is not None:
             self._env.unwrapped.np_random = self._seed_choices(unit.seed)[0]
-        self._seen, self._info = self._env.reset(seed=unit.seed)
+        self.seen, self._info = self._env.reset(seed=unit.seed)
 
     def step(self, action: Any) -> Tuple[float, bool, bool]:
-        self._seen, reward, terminated, truncated, self._info = self._env.step(self._convert(action))
+        self.seen, reward, terminated, truncated, self._info = self._env.step(self._convert(action))
         return reward, terminated, truncated
 
     def observe(self) -> Dict[str, np.ndarray]:
         observation = {}
         for name, path, dtype in self._wanted:
-            value = self._seen
+            value = self.seen
             for key in path:
                 value = value[key]
             observation[name] = np.asarray(value, dtype)
@@ -188,7 +190,7 @@ class GymnasiumWorld(Environment):
     def expert(self) -> Any:
         if self._expert is None:
             raise NoExpert
-        return np.asarray(self._expert.get_action(self._seen), np.float32)
+        return np.asarray(self._expert.get_action(self.seen), np.float32)
 
     def success(self) -> int:
         if not self._info:
@@ -198,6 +200,21 @@ class GymnasiumWorld(Environment):
 
     def close(self) -> None:
         self._env.close()
+
+
+class SeenWhole(EachSlot):
+    """Environments that show one array each: all are put together at once, in a third of the time for small ones."""
+
+    def __init__(self, make: Callable[[], Environment], envs: int, part: Part) -> None:
+        super().__init__(make, envs)
+        self._name, self._dtype = part.name, np.dtype(part.spec.dtype)
+
+    def observe(self, slots: Sequence[int]) -> Dict[str, np.ndarray]:
+        worlds: Any = self._worlds
+        seen = [worlds[slot] and worlds[slot].seen for slot in slots]
+        if not all_alike(seen):
+            return super().observe(slots)
+        return {self._name: np.asarray(joined(seen), self._dtype)}
 
 
 def peel(env: Any) -> Any:

@@ -35,9 +35,9 @@ class Pace:
 
     def __call__(self, *what: str, slots: int = 1) -> Pace:
         """`with pace("reset", task, slots=n): ...`"""
-        expected_s = self.expected_s(*what, slots=slots)
-        if expected_s is not None:
-            self.declare(" ".join(what), expected_s)
+        slowest = self._slowest.get(what)
+        if slowest is None or slowest * slots > SLOW_S:
+            self.declare(" ".join(what), self.expected_s(*what, slots=slots) or 0.0)
             self._declared = True
         self._begun = what, slots, self._clock()
         return self
@@ -55,7 +55,9 @@ class Pace:
     def __exit__(self, *raised: Any) -> None:
         if self._begun is not None:
             (what, slots, begun), self._begun = self._begun, None
-            self._slowest[what] = max(self._slowest.get(what, 0.0), (self._clock() - begun) / slots)
+            slot_s = (self._clock() - begun) / slots
+            if slot_s > self._slowest.get(what, -1.0):
+                self._slowest[what] = slot_s
         if self._declared:
             self._declared = False
             self.declare("", 0.0)

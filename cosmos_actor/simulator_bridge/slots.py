@@ -113,13 +113,19 @@ class EachSlot(SimSession):
 
 def stacked(arrays: List[Any]) -> np.ndarray:
     """As np.stack, in a quarter of its time for many small arrays of one kind."""
-    first = arrays[0]
-    if not isinstance(first, np.ndarray):
-        return np.stack(arrays)
-    shape, dtype = first.shape, first.dtype
-    whole = np.empty((len(arrays), *shape), dtype)
-    for index, array in enumerate(arrays):
-        if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
-            return np.stack(arrays)
-        whole[index] = array
-    return whole
+    return joined(arrays) if all_alike(arrays) else np.stack(arrays)
+
+
+def all_alike(arrays: List[Any]) -> bool:
+    """Whether they are arrays of one dtype and one shape with a dimension or more, and there is one."""
+    n = len(arrays)
+    if not n or list(map(type, arrays)).count(np.ndarray) < n:
+        return False
+    shape, dtype = arrays[0].shape, arrays[0].dtype
+    return bool(shape) and [array.shape for array in arrays].count(shape) == n and [
+        array.dtype for array in arrays].count(dtype) == n
+
+
+def joined(arrays: List[Any]) -> np.ndarray:
+    """[n, …] of n arrays that are all alike."""
+    return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)

@@ -39,10 +39,8 @@ REQUEST = Struct("<QIIBH")
 ANSWER = Struct("<QBId")
 """Number, one of the words below, m, seconds."""
 READY, ANSWERED, BY_BUS = range(3)
-RECORD_BYTES = select.PIPE_BUF
-"""The kernel takes this much whole or not at all."""
-READ_BYTES = 64 * 1024
-"""What a pipe holds."""
+RECORD_BYTES = 4096
+"""The kernel takes this much whole or not at all (PIPE_BUF). There is at most one record in a pipe, and READY."""
 TURN_S = 0.005
 """After so long the loop has a turn, for heartbeats and signals, however quickly requests come."""
 
@@ -99,7 +97,7 @@ class _End:
     def _rung(self) -> bytes:
         """What has come, or nothing."""
         try:
-            return os.read(self._bell, READ_BYTES)
+            return os.read(self._bell, RECORD_BYTES)
         except BlockingIOError:
             return b""
 
@@ -155,7 +153,7 @@ class ServedSteps(_End):
         try:
             slots, actions = self._theirs.of(n, K)
             queue = unqueued(record[REQUEST.size:]) if nbytes else []
-            stepped = self._answer(Step(number, actions.copy(), None if every else slots.copy(), queue))
+            stepped = self._answer(Step(number, actions, None if every else slots.copy(), queue))
             m = self._write(stepped, n, K)
         except Exception:  # the bus gives the same answer, or says what is wrong
             return ANSWER.pack(number, BY_BUS, 0, 0.0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from cosmos_actor.simulator_bridge.attach import described
 from cosmos_actor.simulator_bridge.checked import CheckedSession
-from cosmos_actor.simulator_bridge.checks import copied_observations
+from cosmos_actor.simulator_bridge.checks import copied_observations, parsed_specs
 from cosmos_actor.simulator_bridge.contract import (
     BY_SEED,
     DISCRETE,
@@ -159,7 +159,7 @@ class Player:
     def look(self, slot: int) -> Seen:
         """What the session itself shows, also of a slot whose episode is over."""
         try:
-            seen = copied_observations(self.raw.observe([slot]), self._description, 1)
+            seen = copied_observations(self.raw.observe([slot]), parsed_specs(self._description), 1)
         except SimulatorError as error:
             raise Failed("observe of slot {}: {}".format(slot, error.text)) from error
         return {name: array[0] for name, array in seen.items()}

@@ -15,6 +15,8 @@ CONTENDED_S = 0.0005
 """Who gets the processor back so late shares it with others that compute; who sleeps is let in sooner than that."""
 
 PAUSE_FIRST_S, PAUSE_LAST_S = 0.001, 0.02
+LOOKS = 100
+"""Between two system calls of a spin: 10 µs. After a call of the kernel, code runs some percent slower for a while."""
 
 
 class BusyPoll:

@@ -25,7 +25,7 @@ from .checks import (
     not_finite,
     parsed_specs,
 )
-from .chunk import Chunk, Failures
+from .chunk import EVERY, Chunk, Failures
 from .contract import BY_SEED, Description, Outcome, SimSession, SimulatorError, SlotErrors, WorkUnit
 from .messages import TERMINATED, TRUNCATED, Assignment, Reset, SlotFailure, Step, Stepped
 from .pace import Pace
@@ -62,6 +62,8 @@ class CheckedSession:
         """Steps that each slot's episode may still take."""
         self._sure = 0
         """No slot is at its limit before it was stepped so often."""
+        self._uncounted = 0
+        """Steps of every slot that are not in `_left` yet: numbers cost a tenth of an array."""
         self._last: Optional[Stepped] = None
 
     def answer(self, request: Union[Reset, Step]) -> Stepped:
@@ -163,7 +165,7 @@ class CheckedSession:
         for slot, limit in limits.items():
             if slot not in failures:
                 self._units[slot] = units[slot]
-                self._left[slot] = limit
+                self._left[slot] = limit + self._uncounted
                 self._sure = min(self._sure, limit)
         return failures
 
@@ -207,12 +209,24 @@ class CheckedSession:
 
     def _spent(self, where: Any) -> Optional[np.ndarray]:
         """Count one step for each of these slots: for which of them was it the last that they may take? None: none."""
-        self._left[where] -= 1
         self._sure -= 1
-        if self._sure > 0:
-            return None
-        self._sure = int(self._left.min())
-        return self._left[where] <= 0  # type: ignore[no-any-return]
+        if where is EVERY:
+            self._uncounted += 1
+            if self._sure > 0:
+                return None
+        else:
+            self._left[where] -= 1
+            if self._sure > 0:
+                return None
+        left = self._counted()
+        self._sure = int(left.min())
+        return left[where] <= 0  # type: ignore[no-any-return]
+
+    def _counted(self) -> np.ndarray:
+        """`_left` with all steps in it."""
+        self._left -= self._uncounted
+        self._uncounted = 0
+        return self._left
 
     def _outcome(self, slots: List[int], actions: np.ndarray) -> Tuple[Outcome, Dict[int, Any]]:
         errors: Dict[int, Any] = {}

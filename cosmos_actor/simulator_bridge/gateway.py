@@ -39,7 +39,8 @@ class AttachedSimulator:
         """It went by its own will: what it was doing is nobody's fault."""
         self.doing = ""
         """What it was asked for and has not answered."""
-        self._since = self._cut_off_at = asyncio.get_running_loop().time()
+        self._now = asyncio.get_running_loop().time
+        self._since = self._cut_off_at = self._now()
         self._link: Optional[Link] = link
         self._lane: Optional[AskedSteps] = None
         self._resume_s = resume_s
@@ -56,14 +57,13 @@ class AttachedSimulator:
     async def reset(self, assignments: Sequence[Assignment], *, deadline_s: float,
                     queue: Sequence[Assignment] = ()) -> Stepped:
         """Begin these units; the first observations."""
-        return await self._ask(lambda number: Reset(number, list(assignments), list(queue)), "reset", deadline_s)
+        return await self._ask(Reset, "reset", deadline_s, list(assignments), list(queue))
 
     async def step(self, slots: Sequence[int], actions: np.ndarray, *, deadline_s: float,
                    queue: Sequence[Assignment] = (), intermediate: bool = False) -> Stepped:
         """A chunk `actions` [n, K, …] for `slots`."""
         where = None if slots == self.slots else np.asarray(slots, np.int32)
-        stepped = await self._ask(lambda number: Step(number, actions, where, list(queue), intermediate), "step",
-                                  deadline_s)
+        stepped = await self._ask(Step, "step", deadline_s, actions, where, list(queue), intermediate)
         rewards = stepped.rewards
         self._counts["steps"] += rewards.size if rewards.shape[1] == 1 else int(stepped.steps.sum())
         return stepped
@@ -75,7 +75,7 @@ class AttachedSimulator:
 
     def facts(self) -> Dict[str, Any]:
         """For whoever looks at the run; times in seconds."""
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         return {"actor": self.name, "role": SIMULATOR, "life": self.offer.life, "simulator": self.description.simulator,
                 "envs": len(self.slots), "steps": self._counts["steps"], "doing": self.doing,
                 "for_s": round(now - self._since, 2), "silent_s": round(self._silent_s(now), 2),
@@ -111,7 +111,7 @@ class AttachedSimulator:
         if self._link is link:
             self._link = None
             self._close_lane()
-            self._cut_off_at = asyncio.get_running_loop().time()
+            self._cut_off_at = self._now()
             self._back.clear()
 
     def come_back(self, link: Link) -> None:
@@ -129,15 +129,16 @@ class AttachedSimulator:
 
     # ---- one request
 
-    async def _ask(self, make: Callable[[int], Any], what: str, deadline_s: float) -> Stepped:
+    async def _ask(self, kind: Any, what: str, deadline_s: float, *fields: Any) -> Stepped:
         async with self._turn:
             self._number += 1
             self._counts["requests"] += 1
-            self.doing, self._since = what, asyncio.get_running_loop().time()
+            now = self._now
+            self.doing, self._since = what, now()
             try:
-                stepped = await self._answer(make(self._number), what, asyncio.get_running_loop().time() + deadline_s)
+                stepped = await self._answer(kind(self._number, *fields), what, self._since + deadline_s)
             finally:
-                self.doing, self._since = "", asyncio.get_running_loop().time()
+                self.doing, self._since = "", now()
             if self.gone:  # since it answered: what its slots held is with others by now
                 raise self._lost()
             self._counts["seconds"] += stepped.seconds
@@ -145,18 +146,17 @@ class AttachedSimulator:
 
     async def _answer(self, message: Any, what: str, until: float) -> Stepped:
         """Over this link or the next one."""
-        clock = asyncio.get_running_loop().time
         lane = self._lane if type(message) is Step else None
         while True:
             link = self._link or await self._next_link()
             try:
                 if lane is not None:
-                    asked, lane = lane, None
-                    stepped = await asked.ask(message, until)
+                    asked, lane = lane.ask(message, until), None
+                    stepped = None if asked is None else await asked
                     if stepped is not None:
                         return stepped
-                    continue
-                left = until - clock()
+                    continue  # the link may have ended meanwhile
+                left = until - self._now()
                 if left > 0:
                     return await link.call(message, deadline_s=left)  # type: ignore[no-any-return]
                 raise DeadlineExceeded("no answer")

@@ -47,9 +47,9 @@ class EachSlot(SimSession):
     def step(self, slots: Sequence[int], actions: np.ndarray) -> Outcome:
         n = len(slots)
         rewards: List[float] = [np.nan] * n
-        outcome = Outcome(np.empty(n, np.float32), np.zeros(n, bool), np.zeros(n, bool),
-                          np.full(n, UNKNOWN, np.int8) if self._tells_success else None)
-        _, terminated, truncated, success = outcome
+        terminated, truncated = np.zeros(n, bool), np.zeros(n, bool)
+        success: Optional[np.ndarray] = None
+        tells_success = self._tells_success
         errors: Dict[int, BaseException] = {}
         each: Any = actions.tolist() if actions.ndim == 1 and actions.dtype.kind == "i" else actions
         for index, (slot, action) in enumerate(zip(slots, each)):
@@ -59,15 +59,16 @@ class EachSlot(SimSession):
                 rewards[index] = float(reward)  # numpy takes None for a NaN
                 if over or cut:
                     terminated[index], truncated[index] = over, cut
-                if success is not None:
+                if tells_success:
                     told = world.success()
                     if told != UNKNOWN:
+                        success = np.full(n, UNKNOWN, np.int8) if success is None else success
                         success[index] = told
             except ENDS:
                 raise
             except BaseException as error:
                 self._raised(slot, error, errors)
-        outcome.rewards[:] = rewards
+        outcome = Outcome(np.array(rewards, np.float32), terminated, truncated, success)
         if errors:
             raise SlotErrors(errors, outcome)
         return outcome

@@ -14,25 +14,25 @@ Each side is open after `open`; the driver asks this way only after the simulato
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
-import select
 import time
+from operator import attrgetter
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from cosmos_actor.bus import BusError, DeadlineExceeded
 from cosmos_actor.bus.bulk.arena import Arena, ArenaView
 from cosmos_actor.bus.busy_poll import BusyPoll
 from cosmos_actor.bus.lane import open_pipe
-from cosmos_actor.bus.schema import from_plain, pack, schema_key, to_plain, unpack
+from cosmos_actor.bus.schema import unpack
 
-from .contract import Description
+from .contract import Description, WorkUnit
 from .messages import Assignment, Attach, Step, Stepped
-from .step_memory import MOST_BYTES, Arrays, Shapes, answer_shapes, request_shapes
+from .step_memory import ALIGNMENT_BYTES, MOST_BYTES, Answers, Requests
 
 REQUEST = Struct("<QIIBH")
 """Number, n, K, whether it is of all slots in their order, bytes of the queued units that follow."""
@@ -44,31 +44,33 @@ RECORD_BYTES = 4096
 TURN_S = 0.005
 """After so long the loop has a turn, for heartbeats and signals, however quickly requests come."""
 
-
-_ASSIGNMENT = schema_key(Assignment)
+_ASSIGNED = attrgetter("slot", "unit.unit_id", "unit.task", "unit.seed", "unit.initial_state", "unit.max_steps",
+                       "unit.attempt")
+_TYPES = (int, str, str, int, int, int, int)
 
 
 class _End:
     """What both ends have: memory and a bell of their own, and those of the other side."""
 
-    def __init__(self, description: Description, envs: int, ours: Callable[..., Shapes],
-                 theirs: Callable[..., Shapes]) -> None:
+    def __init__(self, ours: Any, theirs: Any, envs: int) -> None:
         """Raises BusError where there is no memory for it."""
-        self._ours, self._theirs = Arrays(ours, description), Arrays(theirs, description)
-        capacity = self._ours.capacity_bytes(envs)
-        if max(capacity, self._theirs.capacity_bytes(envs)) > MOST_BYTES:
-            raise BusError("its observations are too large for the lane of steps")
-        self._ringer = -1
+        self._ours, self._theirs = ours, theirs
+        capacity = ours.capacity_bytes(envs) + ALIGNMENT_BYTES
+        if max(capacity, theirs.capacity_bytes(envs)) > MOST_BYTES:
+            raise BusError("its observations are too large for a lane of steps")
         try:
             self._arena = Arena(capacity)
             self._bell, self._other_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise BusError("no lane of steps: {}".format(error.strerror)) from None
+        first = self._arena.first_byte
+        self._number = self._arena.view()[first:first + ALIGNMENT_BYTES].cast("Q")
+        """Of what we rang for last: for a look that costs no call of the kernel."""
+        self._number_there: Any = (0,)
+        ours.lie_in(self._arena.view(), first + ALIGNMENT_BYTES, self._arena.capacity_bytes - ALIGNMENT_BYTES)
         self._view: Optional[ArenaView] = None
-        self._ours.lie_in(self._arena.view(), self._arena.first_byte, self._arena.capacity_bytes)
+        self._ringer = -1
         self._loop: Any = None
-        self.other_process = False
-        """Whether the other side is in one: then there is a sense in waiting without the loop."""
         self.closed = False
 
     def offer(self) -> List[Any]:
@@ -80,9 +82,12 @@ class _End:
         if type(offer) is not list or [type(part) for part in offer] != [int, int, bytes, int, int]:
             raise BusError("no offer of a lane of steps")
         pid, fd, token, size_bytes, bell = offer
-        self.other_process = pid != os.getpid()
         self._view = ArenaView(pid, fd, token, size_bytes)
-        self._theirs.lie_in(self._view.mapping, self._view.first_byte, size_bytes - self._view.first_byte)
+        first = self._view.first_byte + ALIGNMENT_BYTES
+        if first > size_bytes:
+            raise BusError("no memory for a lane of steps")
+        self._number_there = memoryview(self._view.mapping)[first - ALIGNMENT_BYTES:first].cast("Q")
+        self._theirs.lie_in(self._view.mapping, first, size_bytes - first)
         self._ringer = open_pipe(pid, bell)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._bell, heard)
@@ -113,6 +118,7 @@ class _End:
                 os.close(fd)
         self._ours.close()
         self._theirs.close()
+        self._number = self._number_there = (0,)
         self._arena.close()
         if self._view is not None:
             self._view.close()
@@ -123,56 +129,64 @@ class ServedSteps(_End):
 
     def __init__(self, description: Description, envs: int, answer: Callable[[Step], Stepped],
                  busy_poll: BusyPoll) -> None:
-        super().__init__(description, envs, answer_shapes, request_shapes)
+        super().__init__(Answers(description), Requests(description), envs)
         self._answer, self._busy_poll = answer, busy_poll
-        self._names = list(description.observations)
-        poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
-        self._has_rung = functools.partial(poll.poll, 0)
+        self._seen = 0
+        """Number of the last request that was read."""
 
     def open(self, offer: Any) -> None:
         """From now on it may be asked. Raises BusError."""
         self._open(offer, self._serve)
+        if offer[0] == os.getpid():
+            self._busy_poll = BusyPoll(0.0)  # who waits without its loop waits for nobody but others
         self._ring(ANSWER.pack(0, READY, 0, 0.0))
 
     def _serve(self) -> None:
         """Answer, and stay awake for what comes next."""
         until = time.monotonic() + TURN_S
-        while not self.closed and self._wait():
-            self._ring(self._answered(self._rung()))
-            if time.monotonic() >= until:
-                self._loop.call_soon(self._serve)
+        record = self._rung()
+        while record:
+            self._ring(self._answered(record))
+            if self.closed:
                 return
+            if time.monotonic() >= until:
+                self._loop.call_soon(self._stay)
+                return
+            record = self._rung() if self._busy_poll.spin(self._has_rung) else b""
 
-    def _wait(self) -> bool:
-        """Whether the bell has rung."""
-        return self._busy_poll.spin(self._has_rung) if self.other_process else bool(self._has_rung())
+    def _stay(self) -> None:
+        if not self.closed and self._busy_poll.spin(self._has_rung):
+            self._serve()
+
+    def _has_rung(self) -> bool:
+        return self._number_there[0] != self._seen  # type: ignore[no-any-return]
 
     def _answered(self, record: bytes) -> bytes:
-        number, n, K, every, nbytes = REQUEST.unpack_from(record)
+        self._seen, n, K, every, nbytes = REQUEST.unpack_from(record)
+        number = self._seen
         try:
             slots, actions = self._theirs.of(n, K)
             queue = unqueued(record[REQUEST.size:]) if nbytes else []
             stepped = self._answer(Step(number, actions, None if every else slots.copy(), queue))
-            m = self._write(stepped, n, K)
+            return ANSWER.pack(number, ANSWERED, self._write(stepped, n, K), stepped.seconds)
         except Exception:  # the bus gives the same answer, or says what is wrong
             return ANSWER.pack(number, BY_BUS, 0, 0.0)
-        return ANSWER.pack(number, ANSWERED, m, stepped.seconds)
 
     def _write(self, stepped: Stepped, n: int, K: int) -> int:
         """m. Raises ValueError or TypeError for what has no place here."""
         if stepped.failures:
             raise ValueError("failures go by the bus")
-        m, names = 0, self._names
-        rewards, rows, *seen = self._ours.of(n, K)
-        rewards[...], rows[...] = stepped.rewards, stepped.rows
-        for array, name in zip(seen, names):
-            array[...] = stepped.observations[name]
+        rewards, rows, seen, final = self._ours.of(n, K)
+        rewards[:] = stepped.rewards
+        rows[:] = stepped.rows
+        for name, array in seen:
+            array[:] = stepped.observations[name]
+        m = 0
         if stepped.final_observations:
-            for array, name in zip(seen[len(names):], names):
-                final = stepped.final_observations[name]
-                m = len(final)
-                array[:m] = final
+            for name, array in final:
+                last = stepped.final_observations[name]
+                m = len(last)
+                array[:m] = last
         return m
 
 
@@ -180,35 +194,36 @@ class AskedSteps(_End):
     """The driver's end. One request at a time; what it can not do is left to the bus."""
 
     def __init__(self, description: Description, envs: int, busy_poll: BusyPoll) -> None:
-        super().__init__(description, envs, request_shapes, answer_shapes)
-        self._busy_poll = busy_poll
-        self._names = list(description.observations)
-        self._shape, self._dtype = description.action.shape, np.dtype(description.action.dtype)
-        self._every = list(range(envs))
+        super().__init__(Requests(description), Answers(description), envs)
+        self._envs, self._busy_poll = envs, busy_poll
+        self._dtype = np.dtype(description.action.dtype)
         self._ready = False
         self._under_way: Optional[Tuple[int, int, int]] = None
         """Number, n and K of what was not answered yet, also when nobody waits for it any more."""
         self._waiter: Any = None
         self._until = self._looks_at = 0.0
         self._timer: Optional[asyncio.TimerHandle] = None
-        self.steps = 0
-        """Requests that were answered this way."""
+        self.answered = 0
 
     def open(self, offer: Any) -> None:
-        """Raises BusError."""
+        """It may be asked as soon as the other end is open too. Raises BusError."""
         self._open(offer, self._heard)
 
-    async def ask(self, request: Step, until: float) -> Optional[Stepped]:
-        """The answer; None: ask by the bus. Raises DeadlineExceeded at `until`, of the loop's clock."""
+    def ask(self, request: Step, until: float) -> Any:
+        """A future of the answer, or of None: ask by the bus; None instead of a future says so at once.
+
+        DeadlineExceeded at `until`, of the loop's clock.
+        """
         if not self._ready or self.closed or self._under_way is not None or request.intermediate:
             return None
         record = self._written(request)
         if record is None or not self._ring(record):
             return None
+        self._number[0] = request.number  # after the bell: who sees it finds the bell rung
         waiter = self._waiter = self._loop.create_future()
         self._expect(until)
         self._busy_poll.begin()
-        return await waiter  # type: ignore[no-any-return]
+        return waiter
 
     def close(self) -> None:
         super().close()
@@ -217,19 +232,20 @@ class AskedSteps(_End):
         self._settle(None)
 
     def _written(self, request: Step) -> Optional[bytes]:
-        actions, slots = request.actions, request.slots
-        n = len(self._every) if slots is None else len(slots)
-        if actions.dtype != self._dtype or actions.ndim < 2 or actions.shape != (n, actions.shape[1], *self._shape):
+        given, which = request.actions, request.slots
+        n, K = self._envs if which is None else len(which), given.shape[1] if given.ndim > 1 else 0
+        arrays = self._ours.of(n, K)
+        if arrays is None or given.dtype != self._dtype or given.shape != arrays.actions.shape:
             return None
         queue = queued(request.queue) if request.queue else b""
-        arrays = self._ours.of(n, actions.shape[1])
-        if queue is None or arrays is None:
+        if queue is None:
             return None
-        if slots is not None:
-            arrays[0][...] = slots
-        arrays[1][...] = actions
-        self._under_way = request.number, n, actions.shape[1]
-        return REQUEST.pack(request.number, n, actions.shape[1], slots is None, len(queue)) + queue
+        slots, actions = arrays
+        actions[:] = given
+        if which is not None:
+            slots[:] = which
+        self._under_way = request.number, n, K
+        return REQUEST.pack(request.number, n, K, which is None, len(queue)) + queue
 
     def _heard(self) -> None:
         try:
@@ -246,12 +262,10 @@ class AskedSteps(_End):
     def _read(self, number: int, n: int, K: int, m: int, seconds: float) -> Stepped:
         if m > n:
             raise ValueError("more slots ended than were asked for")
-        names = self._names
-        rewards, rows, *seen = self._theirs.of(n, K)
-        self.steps += 1
-        return Stepped(number, {name: array.copy() for name, array in zip(names, seen)}, rewards.copy(), rows.copy(),
-                       {name: array[:m].copy() for name, array in zip(names, seen[len(names):])} if m else {}, {}, [],
-                       seconds)
+        rewards, rows, seen, final = self._theirs.of(n, K)
+        self.answered += 1
+        return Stepped(number, {name: array.copy() for name, array in seen}, rewards.copy(), rows.copy(),
+                       {name: array[:m].copy() for name, array in final} if m else {}, {}, [], seconds)
 
     def _settle(self, value: Optional[Stepped]) -> None:
         waiter, self._waiter = self._waiter, None
@@ -301,15 +315,26 @@ def open_lane(lane: ServedSteps, offer: Any) -> None:
         lane.close()
 
 
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+
+
 def queued(queue: Sequence[Assignment]) -> Optional[bytes]:
     """None: too much for a record, or something that the bus has words for."""
+    plain = [_ASSIGNED(item) for item in queue]
+    if any(tuple(map(type, item)) != _TYPES for item in plain):
+        return None
     try:
-        packed = pack([to_plain(item)[1] for item in queue])
-    except (BusError, OverflowError, ValueError):
+        packed: bytes = _pack(plain)
+    except (OverflowError, ValueError):
         return None
     return packed if len(packed) <= RECORD_BYTES - REQUEST.size else None
 
 
 def unqueued(packed: bytes) -> List[Assignment]:
-    """Raises ValueError or BusError."""
-    return [from_plain(_ASSIGNMENT, plain, ())[0] for plain in unpack(packed)]
+    """Raises ValueError or TypeError."""
+    queue = []
+    for item in unpack(packed):
+        if tuple(map(type, item)) != _TYPES:
+            raise TypeError("a unit that is none")
+        queue.append(Assignment(item[0], WorkUnit(*item[1:])))
+    return queue

@@ -233,6 +233,8 @@ class AskedSteps(_End):
 
     def _written(self, request: Step) -> Optional[bytes]:
         given, which = request.actions, request.slots
+        if not isinstance(given, np.ndarray):
+            return None
         n, K = self._envs if which is None else len(which), given.shape[1] if given.ndim > 1 else 0
         arrays = self._ours.of(n, K)
         if arrays is None or given.dtype != self._dtype or given.shape != arrays.actions.shape:

@@ -94,3 +94,24 @@ def test_over_the_socket_alone_nobody_stays_awake(zmq_world: World) -> None:
         assert not near.busy_poll._turning
 
     zmq_world.run(scenario)
+
+
+def test_a_spin_sees_what_comes_and_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy_poll, "PAUSE_FIRST_S", 60.0)
+    monkeypatch.setattr(busy_poll, "CONTENDED_S", 60.0)
+    looks = iter(range(10**9))
+    poll = BusyPoll(5.0)
+    assert poll.spin(lambda: next(looks) > 1000)
+    poll = BusyPoll(0.01)
+    assert not poll.spin(lambda: False)
+    begun = next(looks)
+    assert not poll.spin(lambda: next(looks) < 0)
+    assert next(looks) == begun + 2, "nothing came: it looks once and pauses"
+    assert poll.spin(lambda: True)
+
+
+def test_a_spin_ends_where_others_want_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy_poll, "CONTENDED_S", 0.0)
+    looks = iter(range(10**9))
+    assert not BusyPoll(60.0).spin(lambda: next(looks) < 0)
+    assert next(looks) <= busy_poll.LOOKS + 2

@@ -47,7 +47,7 @@ class AttachedSimulator:
         self._back = asyncio.Event()
         self._number = 0
         self._turn = asyncio.Lock()
-        self._counts = {"requests": 0, "resumed": 0, "seconds": 0.0, "steps": 0}
+        self._counts = {"requests": 0, "past_the_bus": 0, "resumed": 0, "seconds": 0.0, "steps": 0}
 
     @property
     def link(self) -> Optional[Link]:
@@ -154,7 +154,8 @@ class AttachedSimulator:
                     asked, lane = lane.ask(message, until), None
                     stepped = None if asked is None else await asked
                     if stepped is not None:
-                        return stepped
+                        self._counts["past_the_bus"] += 1
+                        return stepped  # type: ignore[no-any-return]
                     continue  # the link may have ended meanwhile
                 left = until - self._now()
                 if left > 0:

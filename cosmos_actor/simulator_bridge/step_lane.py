@@ -24,7 +24,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from cosmos_actor.bus import BusError, DeadlineExceeded
+from cosmos_actor.bus import BusError
 from cosmos_actor.bus.bulk.arena import Arena, ArenaView
 from cosmos_actor.bus.busy_poll import BusyPoll
 from cosmos_actor.bus.lane import open_pipe
@@ -203,7 +203,6 @@ class AskedSteps(_End):
         self._waiter: Any = None
         self._until = self._looks_at = 0.0
         self._timer: Optional[asyncio.TimerHandle] = None
-        self.answered = 0
 
     def open(self, offer: Any) -> None:
         """It may be asked as soon as the other end is open too. Raises BusError."""
@@ -212,7 +211,7 @@ class AskedSteps(_End):
     def ask(self, request: Step, until: float) -> Any:
         """A future of the answer, or of None: ask by the bus; None instead of a future says so at once.
 
-        DeadlineExceeded at `until`, of the loop's clock.
+        None also at `until`, of the loop's clock: the bus has the words for it.
         """
         if not self._ready or self.closed or self._under_way is not None or request.intermediate:
             return None
@@ -265,7 +264,6 @@ class AskedSteps(_End):
         if m > n:
             raise ValueError("more slots ended than were asked for")
         rewards, rows, seen, final = self._theirs.of(n, K)
-        self.answered += 1
         return Stepped(number, {name: array.copy() for name, array in seen}, rewards.copy(), rows.copy(),
                        {name: array[:m].copy() for name, array in final} if m else {}, {}, [], seconds)
 
@@ -285,13 +283,12 @@ class AskedSteps(_End):
 
     def _look(self) -> None:
         self._timer = None
-        waiter = self._waiter
-        if waiter is None or waiter.done():
+        if self._waiter is None:
             return
         if self._loop.time() < self._until:
             self._expect(self._until)
         else:
-            waiter.set_exception(DeadlineExceeded("no answer"))
+            self._settle(None)
 
 
 def asked_steps(offer: Attach, busy_poll: BusyPoll) -> Optional[AskedSteps]:

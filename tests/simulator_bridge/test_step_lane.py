@@ -54,7 +54,7 @@ async def attached(gateway: Gateway, *, lane: bool = True) -> AttachedSimulator:
 
 
 def by_lane(simulator: AttachedSimulator) -> int:
-    return simulator._lane.answered if simulator._lane is not None else 0
+    return int(simulator.statistics()["past_the_bus"])
 
 
 async def step(simulator: AttachedSimulator, actions: Any, slots: Any = None, **more: Any) -> Stepped:

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from cosmos_actor.simulator_bridge.contract import WorkUnit
+from cosmos_actor.simulator_bridge.gateway import Gateway
 from tests.interpreters import require_python
 from tests.project.conftest import clean_environment, run
 from tests.project.source import ROOT
 from tests.simulator_bridge.driver import Driver, assigned, make_keys, scenario
+from tests.simulator_bridge.driving import attached, by_lane, driving, plain, step
 
 LONGEST_TEST_S = 900
 PYTHONS = ["3.8", "new"]
@@ -55,6 +57,31 @@ def test_cartpole_plays_its_episodes(
         assert "cartpole-0: the run is over" in err
 
     scenario(keys, play)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(LONGEST_TEST_S)
+def test_steps_past_the_bus_are_the_same_to_the_last_bit(
+    simulators_python: Path, tmp_path: Path, popen: Callable[..., subprocess.Popen[Any]]
+) -> None:
+    keys, told = make_keys(tmp_path / "keys"), []
+
+    async def play(gateway: Gateway, address: str) -> None:
+        popen([simulators_python.parent / "cosmos-actor", "attach", "gymnasium:CartPole-v1", "--connect", address,
+               "--key", keys["simulator"], "--envs", str(SLOTS)], cwd=tmp_path, env=clean_environment())
+        simulator = await attached(gateway, lane=not told)
+        units = {slot: WorkUnit("first", "CartPole-v1", slot) for slot in simulator.slots}
+        steps = [await simulator.reset(assigned(units), deadline_s=30.0)]
+        random = np.random.default_rng(0)
+        for number in range(100):
+            queue = {slot: WorkUnit(f"next {number}", "CartPole-v1", number) for slot in simulator.slots}
+            steps.append(await step(simulator, random.integers(0, 2, (SLOTS, 2)), queue=assigned(queue)))
+        assert by_lane(simulator) == (0 if told else 100)
+        told.append([plain(stepped) for stepped in steps])
+
+    driving(keys, play)
+    driving(keys, play, shared_bytes=0)
+    assert told[0] == told[1]
 
 
 async def episodes(driver: Driver) -> int:

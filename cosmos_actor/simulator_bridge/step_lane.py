@@ -116,6 +116,7 @@ class _End:
         for fd in (self._bell, self._other_end, self._ringer):
             if fd >= 0:
                 os.close(fd)
+        self._ringer = -1
         self._ours.close()
         self._theirs.close()
         self._number = self._number_there = (0,)

@@ -34,8 +34,9 @@ def test_it_ends_by_itself_and_then_pauses(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(scenario())
 
 
-def test_what_is_heard_keeps_it_willing() -> None:
+def test_what_is_heard_keeps_it_willing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
+        monkeypatch.setattr(busy_poll, "CONTENDED_S", 60.0)  # other processes of this machine must not end it
         poll = BusyPoll(0.02)
         poll.begin()
         poll.heard()
@@ -113,5 +114,15 @@ def test_a_spin_sees_what_comes_and_ends_by_itself(monkeypatch: pytest.MonkeyPat
 def test_a_spin_ends_where_others_want_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy_poll, "CONTENDED_S", 0.0)
     looks = iter(range(10**9))
-    assert not BusyPoll(60.0).spin(lambda: next(looks) < 0)
-    assert next(looks) <= busy_poll.LOOKS + 2
+    poll = BusyPoll(60.0)
+    assert not poll.spin(lambda: next(looks) < 0)
+    assert next(looks) <= busy_poll.LOOKS + 3
+    monkeypatch.setattr(busy_poll.time, "monotonic", lambda: now)
+    pauses = []
+    for _ in range(8):
+        now = poll._not_before
+        assert not poll.spin(lambda: False)
+        pauses.append(round(poll._not_before - now, 3))
+    assert pauses == [0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5, 0.5]
+    now += 10.0
+    assert not poll.spin(lambda: False) and round(poll._not_before - now, 3) == 0.02, "it was calm meanwhile"

@@ -15,7 +15,7 @@ from cosmos_actor.actors.handle import Handle
 from cosmos_actor.actors.json_lines import JsonLinesWriter, truncate_after_step
 from cosmos_actor.actors.messages import Member
 from cosmos_actor.actors.run_directory import write_whole
-from cosmos_actor.bus import Link
+from cosmos_actor.bus import BusError, Link
 from cosmos_actor.job.clients import Producer
 from cosmos_actor.job.intake import Experience
 from cosmos_actor.roles.control_messages import (
@@ -108,7 +108,7 @@ class Simulators(Producer):
         job.journal.evaluation(version.step, summary(records))
 
     def _keep_videos(self, step: int, records: Sequence[Mapping[str, Any]],
-                     videos: Mapping[str, np.ndarray]) -> dict[str, dict[str, str]]:
+                     videos: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
         """Unit -> `{"video": path}`. A disk that is full is an event and no end of the run."""
         paths, named = self._job.paths, {}
         folder = paths.videos / f"step_{step:06d}"
@@ -121,14 +121,14 @@ class Simulators(Producer):
                     path = folder / video_name(record)
                     if path.exists():  # of a task whose name is the same but for what no file's name has
                         path = path.with_name(f"{len(named)}-{path.name}")
-                    write_whole(path, videos[record["unit"]].tobytes())
+                    write_whole(path, videos[record["unit"]])
                     named[record["unit"]] = {"video": path.relative_to(paths.root).as_posix()}
         except OSError as error:
             self._job.tell("simulator_not_filmed", text=f"videos can not be written: {error}")
         return named
 
     async def _evaluated(self, units: list[WorkUnit], version: Version,
-                         what: str) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+                         what: str) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
         """Spread over the rollouts that there are; a part whose rollout dies is done by another."""
         job = self._job
         size = -(-len(units) // max(1, len(job.fleet.links("rollout"))))
@@ -136,8 +136,21 @@ class Simulators(Producer):
         parts = [EvaluateRequest(units[at:at + size], version.step, version.ordinal, deadline_s)
                  for at in range(0, len(units), size)]
         answers: list[Evaluated] = await asyncio.gather(*(job.submit("rollout", part, what) for part in parts))
+        videos = [await self._fetched(answer.videos) for answer in answers]
         return ([record for answer in answers for record in answer.records],
-                {unit: video for answer in answers for unit, video in answer.videos.items()})
+                {unit: video for of_one in videos for unit, video in of_one.items()})
+
+    async def _fetched(self, videos: Mapping[str, Any]) -> dict[str, bytes]:
+        """Their bytes: a large one has come as a reference. One whose rollout has died is an event."""
+        reader, found = self._job.bus.bulk_reader, {}
+        try:
+            for unit, video in videos.items():
+                if not isinstance(video, np.ndarray) and reader is not None:
+                    video = await reader.fetch(video, deadline_s=self._job.settings.run.deadline_s)
+                found[unit] = video.tobytes()
+        except BusError as error:
+            self._job.tell("simulator_not_filmed", text=f"videos did not come: {error}")
+        return found
 
     def roll_back(self, step: int) -> None:
         """Forget the episodes after `step`."""

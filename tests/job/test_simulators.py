@@ -114,7 +114,7 @@ def test_an_evaluation_runs_every_trial_once_and_is_no_training(run):
 def test_an_evaluation_is_filmed(run):
     pytest.importorskip("av")
     run.finish(sets=["run.steps=2", "run.eval_every=1", "sim.eval_trials=5", "sim.failed_videos=1",
-                     "sim.kind=python:tests.job.paint:make", "data.prompts_per_step=1"])
+                     "sim.kind=python:tests.job.paint:make", "data.prompts_per_step=1", "bulk.threshold_bytes=512"])
     tried = [episode for episode in run.episodes() if episode.get("phase") == "eval"]
     for step in (0, 1, 2):
         for task in ("red", "blue"):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from cosmos_actor.actors.errors import UserError
 
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 GROUPINGS = ("per_role", "single")
 PLACEMENTS = ("colocated", "disaggregated")
 MAY_SHARE = frozenset({"rollout", "policy"})
@@ -78,7 +79,7 @@ class PlacedActor:
     @property
     def env(self) -> dict[str, str]:
         """For the process: it sees its own devices only, and its sums have a fixed order."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.devices), "OMP_NUM_THREADS": str(self.threads)}
+        return {DEVICES_VARIABLE: ",".join(self.devices), "OMP_NUM_THREADS": str(self.threads)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.messages import READY, Heard, JobFinished, KillOrder
-from cosmos_actor.actors.placement import PlacedActor
+from cosmos_actor.actors.placement import DEVICES_VARIABLE, PlacedActor
 from cosmos_actor.actors.restart_policy import Outcome as LifeOutcome
 from cosmos_actor.actors.restart_policy import Restart, Strategy
 from cosmos_actor.actors.role_names import REGISTRY, REGISTRY_ACTOR, SUPERVISOR, SUPERVISOR_ACTOR
@@ -191,7 +191,8 @@ class Launch:
         options = [part for name, value in sim.options.items() for part in ("--option", f"{name}={value}")]
         command = (placed.python, "-m", "cosmos_actor.cli", "attach", sim.kind, "--connect", door.address, "--key",
                    str(self._keys[SIMULATOR]), "--envs", str(sim.envs), "--name", placed.actor, *options)
-        return ChildSpec(actor=placed.actor, role=SIMULATOR, command=command, env={**placed.env, **sim.env}, after=(),
+        env = {name: value for name, value in placed.env.items() if name != DEVICES_VARIABLE}  # it may render on any
+        return ChildSpec(actor=placed.actor, role=SIMULATOR, command=command, env={**env, **sim.env}, after=(),
                          alone=True, start_s=limits.start_s, shutdown_s=limits.shutdown_s)
 
     def _registry_spec(self, address: str, listener: int) -> ChildSpec:

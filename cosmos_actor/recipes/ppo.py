@@ -1,8 +1,8 @@
 """PPO (Schulman et al. 2017) on episodes of simulators that attach from environments of their own.
 
 Each step: fragments from the simulators under the newest weights, their rewards, an update, new weights. A policy may
-be shown demonstrations first (`policy.sft_steps`). Reference and critic are roles of their own where the settings ask for
-them (`control.ppo.kl_coefficient`, `critic.count`); otherwise their lines do nothing.
+be shown demonstrations first (`policy.sft_steps`). Reference and critic are roles of their own where the settings ask
+for them (`control.ppo.kl_coefficient`, `critic.count`); otherwise their lines do nothing.
 Left out: self-play, curricula, frame stacking; one update of the policy a step.
 """
 

@@ -31,8 +31,8 @@ class Workers:
         try:
             yield from self._pool.map(_episode, wanted)
         except BrokenProcessPool as error:
-            raise Mistake("--workers: a process of the simulator ended by itself, see above; with --workers 1 it ends in "
-                          "the terminal") from error
+            raise Mistake("--workers: a process of the simulator ended by itself, see above; with --workers 1 it ends "
+                          "in the terminal") from error
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)

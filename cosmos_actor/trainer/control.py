@@ -150,7 +150,10 @@ class ControlTrainer:
                 "seconds/update": time.perf_counter() - started}
 
     def clone(self, batch: Mapping[str, object]) -> dict[str, float]:
-        """One update on the fields of Shown. Returns the metrics. Raises BatchError and NotFinite."""
+        """One update on the fields of Shown, on a GPU with products in bfloat16. Returns the metrics.
+
+        Raises BatchError and NotFinite.
+        """
         started = time.perf_counter()
         use_threads(self.settings.threads)
         cloning, given = self.settings.cloning, Shown(**batch)  # type: ignore[arg-type]
@@ -165,7 +168,8 @@ class ControlTrainer:
         losses, norms = [], []
         for part in torch.arange(len(actions)).tensor_split(cloning.mini_batches):
             rows = seen.rows(part)._replace(images=shifted(seen.images[part], cloning.shift, draw))
-            loss = self.model.cloning_loss(rows, actions[part], mask[part], draw)
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.world.device.type == "cuda"):
+                loss = self.model.cloning_loss(rows, actions[part], mask[part], draw)
             norms.append(self._descend(loss, f"update {self.updates['cloning'] + 1} (cloning)",
                                        "control.cloning.learning_rate"))
             losses.append(loss.detach())

@@ -36,8 +36,8 @@ class FlowSettings(Settings):
     eta: float = setting(0.5, "noise of the sampler that explores, whose steps then have a likelihood (flow-SDE); an "
                          "evaluation has none", gt=0.0)
     correlation: float = setting(
-        0.0, "of the noise of a chunk's actions with each other; independent noise averages itself out over a chunk and "
-        "explores little", ge=0.0, lt=1.0)
+        0.0, "of the noise of a chunk's actions with each other; independent noise averages itself out over a chunk, "
+        "and explores little", ge=0.0, lt=1.0)
     width: int = setting(256, "of the transformer's tokens", unit="units", ge=8)
     heads: int = setting(4, "of its attention; they divide the width", ge=1)
     layers: int = setting(4, "over what is seen", ge=0)
@@ -67,7 +67,7 @@ class PpoSettings(Settings):
 
     learning_rate: float = setting(2.5e-4, "Adam's step size at the first update", ge=0.0)
     value_learning_rate: float = setting(
-        0.0, "Adam's step size for what only the critic has, whose gradient then has a bound of its own; a cloned policy "
+        0.0, "Adam's step size for what only the critic has, whose gradient then has its own bound; a cloned policy "
         "moves slowly, its new critic must not; 0 = learning_rate, and one bound for both", ge=0.0)
     anneal: bool = setting(True, "the step size falls linearly to zero over the updates of the run")
     epochs: int = setting(4, "passes over the data of one update", unit="epochs", ge=1)

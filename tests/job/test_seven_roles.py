@@ -1,4 +1,4 @@
-"""A vision-language-action policy through every role: shown what to do, then PPO with a reference and a critic of its own."""
+"""A vision-language-action policy through every role: shown what to do, then PPO with a reference and a critic."""
 
 from __future__ import annotations
 

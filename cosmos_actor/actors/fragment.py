@@ -28,7 +28,8 @@ class Fragment(Experience):
     group_id: str
     attempt: int
     task: Json
-    """{"simulator": KIND:ID, "actor": who ran it, "episodes": those that ended in it}"""
+    """{"simulator": KIND:ID, "actor": who ran it, "episodes": those that ended in it, "env_steps": actions that were
+    executed, more than S where they come in chunks}"""
     version_dispatch: int
     observations: dict[str, Array] = array("any")
     """Name -> [S, …]: what each action was chosen by."""

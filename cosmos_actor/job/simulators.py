@@ -80,7 +80,7 @@ class Simulators(Producer):
         ended = [episode for group in batch for episode in group.task["episodes"]]
         for episode in ended:
             self._episodes.append({"step": step, **episode})
-        metrics = {"env_steps": float(sum(group.token_count for group in batch)), "episodes": float(len(ended))}
+        metrics = {"env_steps": float(sum(group.task["env_steps"] for group in batch)), "episodes": float(len(ended))}
         if ended:
             metrics["episode/return"] = float(np.mean([episode["return"] for episode in ended]))
             metrics["episode/length"] = float(np.mean([episode["length"] for episode in ended]))

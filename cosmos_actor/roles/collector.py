@@ -268,6 +268,7 @@ class _Running:
         self._cohort = Cohort()
         self._generator = np.random.default_rng([task.seed for task in tasks])
         self._episodes: dict[str, list[dict[str, Any]]] = {task.group_id: [] for task in tasks}
+        self._actions = dict.fromkeys(self._episodes, 0)
         self._last: dict[str, np.ndarray] = {}
         self._renewed = collector.clock()
         self._through = False
@@ -290,6 +291,7 @@ class _Running:
         for at, seat in enumerate(self._seats):
             seat.observation = {name: column[at] for name, column in self._last.items()}
         return {task.group_id: {"columns": columns, "episodes": self._episodes[task.group_id],
+                                "env_steps": self._actions[task.group_id],
                                 "actor": self._simulator.name, "simulator": self._simulator.description.simulator}
                 for task, columns in zip(self._tasks, found, strict=True)}
 
@@ -348,6 +350,7 @@ class _Running:
         for at, seat in enumerate(self._seats):
             seat.total += rewards[at]
             seat.length += steps[at]
+            self._actions[self._tasks[at].group_id] += steps[at]
         for slot in answer.ended.tolist():
             at = next(at for at, seat in enumerate(self._seats) if seat.slot == slot)
             self._episode(at, answer)

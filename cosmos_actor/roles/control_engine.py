@@ -7,7 +7,7 @@ elements of a box action (flattened); T steps of a flow's sampler.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -44,11 +44,15 @@ class ControlEngine:
         """
         return self._drawing.noise(generator, rows)
 
+    def start(self, keys: Sequence[Sequence[int]]) -> np.ndarray | None:
+        """What the likeliest actions of n rows are found from, for `act`: a function of the rows' keys alone."""
+        return self._drawing.start([np.random.default_rng(key) for key in keys])
+
     def act(self, observations: Mapping[str, np.ndarray], noise: np.ndarray | None
             ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Name -> [n, …] to actions ([n] int64, [n, …] float32, or chains [n, T+1, K, A]), log-probs and values [n].
 
-        Without noise the likeliest action is taken, and scored as any other. A box action is as drawn, also
+        Without noise, or with what `start` gave, the likeliest action is taken, and scored as any other. A box action is as drawn, also
         out of bounds: train on it, and send `commands` of it to the simulator.
         """
         started = time.perf_counter()

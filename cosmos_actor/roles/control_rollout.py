@@ -224,7 +224,8 @@ class ControlRolloutRole(WeightsHolder):
 
     def _fragment(self, task: CollectTask, item: dict[str, Any], columns: dict[str, Any], version: int) -> Fragment:
         writer = self.context.identity.actor
-        facts = {"simulator": item["simulator"], "actor": item["actor"], "episodes": item["episodes"]}
+        facts = {"simulator": item["simulator"], "actor": item["actor"], "episodes": item["episodes"],
+                 "env_steps": item["env_steps"]}
         return Fragment(group_id=task.group_id, attempt=task.attempt, task=facts, version_dispatch=version,
                         written_by={name: writer for name in ("values", "bootstrap") if name in columns}, **columns)
 
@@ -234,8 +235,9 @@ class ControlRolloutRole(WeightsHolder):
             return self._acted(observations, noise)
         return await self.context.compute("act", self._acted, observations, noise)  # type: ignore[no-any-return]
 
-    async def _act_greedily(self, observations: Observations) -> Acted:
-        return await self.context.compute("act", self._acted, observations, None)  # type: ignore[no-any-return]
+    async def _act_greedily(self, observations: Observations, keys: Sequence[Sequence[int]]) -> Acted:
+        return await self.context.compute("act", self._acted, observations,  # type: ignore[no-any-return]
+                                          self.engine.start(keys))
 
     def _acted(self, observations: Observations, noise: np.ndarray | None) -> Acted:
         """The version is the one that chose: nothing is swapped meanwhile."""

@@ -6,6 +6,7 @@ Legend as in `control_engine`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +29,10 @@ class Drawing(Protocol):
     """See `ControlEngine.quick`."""
 
     def noise(self, generator: np.random.Generator, rows: int) -> np.ndarray: ...
+
+    def start(self, generators: Sequence[np.random.Generator]) -> np.ndarray | None:
+        """What the likeliest actions of n rows are found from, one generator a row; None where nothing is drawn."""
+        ...
 
     def draw(self, seen: Seen, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(actions as a fragment has them, log-probs [n] float32, values [n] float32)"""
@@ -54,6 +59,9 @@ class SingleDrawing:
         if self._model.action.kind == DISCRETE:
             return generator.random(rows)
         return generator.standard_normal((rows, self._log_std.size), dtype=np.float32)
+
+    def start(self, generators: Sequence[np.random.Generator]) -> None:
+        return None
 
     def draw(self, seen: Seen, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         outputs, values = self._forward.policy_and_values(seen)
@@ -88,15 +96,21 @@ class ChunkDrawing:
     def noise(self, generator: np.random.Generator, rows: int) -> np.ndarray:
         return generator.standard_normal((rows, *self._model.chain_shape), dtype=np.float32)
 
+    def start(self, generators: Sequence[np.random.Generator]) -> np.ndarray:
+        """x_0 [n, K, A]. Drawn, since a flow was never shown the middle of the noise: x_0 = 0 is like no draw."""
+        shape = self._model.chain_shape[1:]
+        return np.stack([generator.standard_normal(shape, dtype=np.float32) for generator in generators])
+
     @torch.inference_mode()
     def draw(self, seen: Seen, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Without noise: the ODE from the middle of the noise, x_0 = 0."""
+        """With x_0 [n, K, A] alone: the ODE from there. Without noise: from one x_0, the same for all."""
         model, device = self._model, self._model.place.device
         context = model.context(seen.to(device))
         velocity = model.velocity(context)
         if noise is None:
-            begin = torch.zeros((len(context), *model.chain_shape[1:]), device=device)
-            chain = likeliest_chain(velocity, begin, model.sampler.steps)
+            noise = self.start([np.random.default_rng(0)]).repeat(len(context), axis=0)
+        if noise.ndim < 1 + len(model.chain_shape):
+            chain = likeliest_chain(velocity, torch.from_numpy(noise).to(device), model.sampler.steps)
             logprobs = model.sampler.logprob(velocity, chain)
         else:
             chain, logprobs = model.sampler.draw(velocity, torch.from_numpy(noise).to(device))

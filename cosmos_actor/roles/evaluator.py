@@ -28,7 +28,8 @@ LOOK_S = 1.0
 DONE, ERROR = "done", "error"
 """What a record says about its unit."""
 
-ActGreedily = Callable[[Mapping[str, np.ndarray]], Awaitable[Acted]]
+ActGreedily = Callable[[Mapping[str, np.ndarray], Sequence[Sequence[int]]], Awaitable[Acted]]
+"""(observations, a key a row) -> the likeliest actions. Where they are found from a draw, the key decides it."""
 
 
 class Evaluator:
@@ -89,8 +90,8 @@ class Evaluator:
         if error.kind in ("hang", "lost"):
             self._gateway.dismiss(simulator, error.text)
 
-    async def act(self, observations: Mapping[str, np.ndarray]) -> Acted:
-        return await self._act(observations)
+    async def act(self, observations: Mapping[str, np.ndarray], keys: Sequence[Sequence[int]]) -> Acted:
+        return await self._act(observations, keys)
 
     @property
     def limits(self) -> CollectLimits:
@@ -138,7 +139,8 @@ class _Drive:
         names = self._seen[slots[0]]
         observations = {name: np.stack([self._seen[slot][name] for slot in slots]) for name in names}
         observations.update(self._evaluator.told([self._running[slot].unit.task for slot in slots]))
-        acted = await self._evaluator.act(observations)
+        keys = [(self._running[slot].unit.seed, self._totals[slot][1]) for slot in slots]
+        acted = await self._evaluator.act(observations, keys)
         films = self._evaluator.films
         between = acted.commands.shape[1] > 1 and any(
             films.wants_every_step(self._running[slot].unit) for slot in slots)

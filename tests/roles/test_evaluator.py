@@ -19,7 +19,7 @@ from tests.roles.test_collector import Raises, run
 from tests.roles.yard import DESCRIPTION, Count, Yard, length_of
 
 
-async def act(observations: Any) -> Acted:
+async def act(observations: Any, keys: Any) -> Acted:
     state = observations["state"]
     zeros = np.zeros(len(state), np.float32)
     return Acted(state[:, 1].astype(np.int64) % 4, zeros, zeros, 7, state[:, 1:].astype(np.int64) % 4)
@@ -119,8 +119,8 @@ def test_the_first_trial_is_filmed_step_by_step_and_failures_where_the_policy_lo
         **DESCRIPTION.observations, "picture": ArraySpec("uint8", (160, 160, 3))})
     monkeypatch.setattr(yard_module, "DESCRIPTION", seen)
 
-    async def two_at_once(observations: Any) -> Acted:
-        acted = await act(observations)
+    async def two_at_once(observations: Any, keys: Any) -> Acted:
+        acted = await act(observations, keys)
         return dataclasses.replace(acted, commands=np.repeat(acted.commands, 2, axis=1))
 
     films = Films(seen, videos=1, failed=1)

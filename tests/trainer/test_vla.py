@@ -73,6 +73,16 @@ def test_a_chain_is_scored_as_the_trainer_scores_it(greedy: bool) -> None:
     assert commands.shape == (6, 4, 3) and np.abs(commands).max() <= 1.0
 
 
+def test_the_likeliest_chunk_is_a_function_of_what_is_seen_and_the_rows_key() -> None:
+    engine, observations = make_engine(trainer_of()), seen(SPECS, 3)
+    start = engine.start([(5, 0), (5, 8), (5, 0)])
+    assert start.shape == (3, 4, 3) and np.array_equal(start[0], start[2]) and not np.array_equal(start[0], start[1])
+    chains, logprobs, _ = engine.act(observations, start)
+    assert np.array_equal(chains[:, 0], start) and np.isfinite(logprobs).all()
+    assert np.array_equal(engine.act(observations, start)[0], chains)
+    assert make_engine(make_trainer()).start([(5, 0)]) is None  # nothing is drawn for a categorical one
+
+
 def test_an_answer_depends_on_its_own_row_only() -> None:
     engine, observations = make_engine(trainer_of()), seen(SPECS, 6)
     noise = engine.noise(np.random.default_rng(0), 6)
@@ -108,7 +118,8 @@ def test_cloning_learns_what_was_shown_by_state_and_instruction() -> None:
     losses = [trainer.clone(shown(32, update))["loss/cloning"] for update in range(120)]
     held_out = shown(64, 10_000)
     engine = make_engine(trainer)
-    commands = engine.commands(engine.act(held_out["observations"], None)[0])
+    start = engine.start([(7, row) for row in range(64)])
+    commands = engine.commands(engine.act(held_out["observations"], start)[0])
     assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
     assert np.abs(commands - held_out["actions"]).mean() < 0.5 * np.abs(held_out["actions"]).mean()
 

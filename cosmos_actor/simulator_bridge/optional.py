@@ -16,3 +16,5 @@ def needed(module: str, extra: str = "record") -> Any:
     except ModuleNotFoundError as error:
         raise Mistake("{} is not installed in {}: pip install 'cosmos-actor[{}]'".format(
             error.name, sys.executable, extra)) from error
+    except ImportError as error:  # such as a pyarrow that wants another numpy than the simulator has
+        raise Mistake("{} can not be used in {}: {}".format(module, sys.executable, error)) from error

@@ -50,7 +50,7 @@ class SimulatorName:
         return cls(kind, identity, {**parse_options(options.split("&") if options else []), **more})
 
     def __str__(self) -> str:
-        options = "&".join("{}={}".format(key, _as_text(self.options[key])) for key in sorted(self.options))
+        options = "&".join("{}={}".format(key, as_text(self.options[key])) for key in sorted(self.options))
         return "{}:{}{}".format(self.kind, self.id, "?" + options if options else "")
 
 
@@ -68,7 +68,7 @@ def parse_options(words: List[str]) -> Dict[str, Any]:
     return options
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """What `parse_options` reads back as the same."""
     return value if isinstance(value, str) and not _is_json(value) else json.dumps(value, sort_keys=True)
 

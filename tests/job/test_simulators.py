@@ -132,6 +132,20 @@ def test_an_evaluation_is_filmed(run):
         "video" in episode for episode in tried)
 
 
+def test_options_are_part_of_what_the_simulators_are(run):
+    run.finish(sets=["run.steps=1", "sim.options.colour=blue", "sim.options.quick=true", "sim.options.size=3"])
+    [attached] = run.events("simulator_attached")
+    assert attached["kind"] == "python:tests.job.reach:make?colour=blue&quick=true&size=3"
+
+
+def test_another_body_than_asked_for_is_refused_in_one_line(run):
+    process = run.start(sets=["sim.embodiment=" + "5a" * 32])
+    run.wait(process, code=2)
+    said = [line for line in run.output.read_text().splitlines() if line.startswith("error:")]
+    assert len(said) == 1 and "has embodiment none, the run asks for 5a5a5a5a5a5a (sim.embodiment)" in said[0]
+    assert run.events("simulator_refused") and run.processes() == []
+
+
 def test_deaths_cost_no_step_and_no_episode_counts_twice(run):
     process = run.start(sets=["sim.count=2", "sim.envs=2", "run.steps=40", "supervisor.back_off_first_s=0.1"])
     for step, actor in ((4, "simulator-0"), (10, "rollout-0"), (16, "policy-0"), (22, "simulator-1")):

@@ -72,7 +72,7 @@ def test_two_installations_that_one_policy_can_not_serve_are_told_apart(change, 
 
 
 @pytest.mark.parametrize(("sim", "line"), [
-    ({"kind": "gymnasium:CartPole-v1"}, "this run is about gymnasium:CartPole-v1 (sim.kind), not about test:count"),
+    ({"kind": "gymnasium:CartPole-v1"}, "this run is about gymnasium:CartPole-v1 (sim.kind, sim.options), not about test:count"),
     ({"embodiment": "0123456789abcdef"}, "has embodiment none, the run asks for 0123456789ab (sim.embodiment)")])
 def test_a_simulator_that_the_settings_do_not_want_is_refused_with_a_line(sim, line):
     async def scene() -> None:

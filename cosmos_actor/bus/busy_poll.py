@@ -29,7 +29,7 @@ class BusyPoll:
 
     def __init__(self, seconds: float) -> None:
         """0: it sleeps as ever."""
-        self._seconds = seconds
+        self.seconds = seconds
         self._until = 0.0
         self._not_before = 0.0
         self._pause_s = PAUSE_FIRST_S
@@ -38,12 +38,12 @@ class BusyPoll:
 
     def begin(self) -> None:
         """A message went out whose answer may come within microseconds."""
-        if not self._seconds:
+        if not self.seconds:
             return
         now = time.monotonic()
         if now < self._not_before:
             return
-        self._until = now + self._seconds
+        self._until = now + self.seconds
         self._heard = False
         if not self._turning:
             self._turning = True
@@ -77,7 +77,7 @@ class BusyPoll:
         now = time.monotonic()
         if now < self._not_before:
             return False
-        until = now + self._seconds
+        until = now + self.seconds
         while now < until:
             for _ in range(LOOKS):
                 if ready():

@@ -236,9 +236,13 @@ class Link:
     def tick(self, now: float) -> Optional[str]:
         """Send the heartbeat that is due; the reason if the peer is lost."""
         self.liveness.look(now)
+        self.beat(now)
+        return self.liveness.lost(now)
+
+    def beat(self, now: float) -> None:
+        """Send the heartbeat that is due."""
         if self.liveness.due(now):
             self.out.pulse(self._bus.progress, self._bus.busy_s(now), self._bus.busy_label)
-        return self.liveness.lost(now)
 
     def goodbye(self, reason: str) -> bool:
         """Whether there is a wire that takes it."""

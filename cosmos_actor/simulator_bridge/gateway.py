@@ -155,6 +155,7 @@ class AttachedSimulator:
                     stepped = None if asked is None else await asked
                     if stepped is not None:
                         self._counts["past_the_bus"] += 1
+                        link.liveness.heard(self._bus_clock())
                         return stepped  # type: ignore[no-any-return]
                     continue  # the link may have ended meanwhile
                 left = until - self._now()

@@ -13,6 +13,8 @@ SLOW_S = 0.5
 announcement before each step of a quick simulator would cost more than its step."""
 FIRST_S = 60.0
 """A slot, for what was never done before: assets are loaded, kernels are compiled, renderers are started."""
+BEAT_S = 0.25
+"""Between two words that a request goes on: a chunk is many calls, none of them slow, and no loop turns meanwhile."""
 MARGIN = 4.0
 """Times the slowest so far: what is late by more than that hangs."""
 
@@ -20,14 +22,17 @@ MARGIN = 4.0
 class Pace:
     """Every call that may be slow is announced before it begins, and what was announced is taken back when it ends.
 
-    One that has never been made may be; so may one that has been slow before.
+    One that has never been made may be; so may one that has been slow before. Between calls `beat()` is called now and
+    then, so that many quick ones in a row are no silence either.
     """
 
     def __init__(self, declare: Callable[[str, float], None] = lambda label, expected_s: None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         """`declare(label, seconds)` is heard by whoever waits; 0 seconds take it back."""
         self.declare = declare
+        self.beat: Callable[[], None] = lambda: None
         self._clock = clock
+        self._beat_at = 0.0
         self._slowest: Dict[Tuple[str, ...], float] = {}
         """Seconds a slot."""
         self._begun: Optional[Tuple[Tuple[str, ...], int, float]] = None
@@ -35,11 +40,15 @@ class Pace:
 
     def __call__(self, *what: str, slots: int = 1) -> Pace:
         """`with pace("reset", task, slots=n): ...`"""
+        now = self._clock()
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_S
+            self.beat()
         slowest = self._slowest.get(what)
         if slowest is None or slowest * slots > SLOW_S:
             self.declare(" ".join(what), self.expected_s(*what, slots=slots) or 0.0)
             self._declared = True
-        self._begun = what, slots, self._clock()
+        self._begun = what, slots, now
         return self
 
     def expected_s(self, *what: str, slots: int = 1) -> Optional[float]:

@@ -101,7 +101,7 @@ class SimulatorServer:
         self._farewell = ""
         """What the driver said when it went; a run that goes on keeps its door open for the next one."""
         self.lives = 0
-        pace.declare = self._declare
+        pace.declare, pace.beat = self._declare, self._beat
 
     async def run(self) -> Ending:
         """Serve, through as many lives as it takes."""
@@ -266,6 +266,10 @@ class SimulatorServer:
     def _declare(self, label: str, expected_s: float) -> None:
         if self._bus is not None:
             self._bus.declare_busy(label, expected_s)
+
+    def _beat(self) -> None:
+        if self._bus is not None:
+            self._bus.beat()
 
 
 class TooMuch(BusError):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from math import inf
 from operator import attrgetter
 from struct import Struct
 from struct import error as StructError
@@ -43,6 +44,9 @@ RECORD_BYTES = 4096
 """The kernel takes this much whole or not at all (PIPE_BUF). There is at most one record in a pipe, and READY."""
 TURN_S = 0.005
 """After so long the loop has a turn, for heartbeats and signals, however quickly requests come."""
+LONG_S = 0.001
+"""A step that took longer is waited for asleep, and so is what follows it: a wakeup is little beside it, and whoever
+turns meanwhile takes a processor from simulators that compute."""
 
 _ASSIGNED = attrgetter("slot", "unit.unit_id", "unit.task", "unit.seed", "unit.initial_state", "unit.max_steps",
                        "unit.attempt")
@@ -134,6 +138,8 @@ class ServedSteps(_End):
         self._answer, self._busy_poll = answer, busy_poll
         self._seen = 0
         """Number of the last request that was read."""
+        self._seconds = self._answered_at = 0.0
+        """What the last step took, and when it was answered if that was not long."""
 
     def open(self, offer: Any) -> None:
         """From now on it may be asked. Raises BusError."""
@@ -143,17 +149,20 @@ class ServedSteps(_End):
         self._ring(ANSWER.pack(0, READY, 0, 0.0))
 
     def _serve(self) -> None:
-        """Answer, and stay awake for what comes next."""
-        until = time.monotonic() + TURN_S
+        """Answer, and stay awake for what comes next if it came soon the last time."""
+        now = time.monotonic()
+        until, soon = now + TURN_S, now - self._answered_at <= self._busy_poll.seconds
         record = self._rung()
         while record:
             self._ring(self._answered(record))
-            if self.closed:
+            if self.closed or self._seconds > LONG_S:
                 return
-            if time.monotonic() >= until:
-                self._loop.call_soon(self._stay)
+            self._answered_at = time.monotonic()
+            if self._answered_at >= until:
+                if soon:
+                    self._loop.call_soon(self._stay)
                 return
-            record = self._rung() if self._busy_poll.spin(self._has_rung) else b""
+            record = self._rung() if soon and self._busy_poll.spin(self._has_rung) else b""
 
     def _stay(self) -> None:
         if not self.closed and self._busy_poll.spin(self._has_rung):
@@ -164,11 +173,12 @@ class ServedSteps(_End):
 
     def _answered(self, record: bytes) -> bytes:
         self._seen, n, K, every, nbytes = REQUEST.unpack_from(record)
-        number = self._seen
+        number, self._seconds = self._seen, inf
         try:
             slots, actions = self._theirs.of(n, K)
             queue = unqueued(record[REQUEST.size:]) if nbytes else []
             stepped = self._answer(Step(number, actions, None if every else slots.copy(), queue))
+            self._seconds = stepped.seconds
             return ANSWER.pack(number, ANSWERED, self._write(stepped, n, K), stepped.seconds)
         except Exception:  # the bus gives the same answer, or says what is wrong
             return ANSWER.pack(number, BY_BUS, 0, 0.0)
@@ -202,6 +212,8 @@ class AskedSteps(_End):
         self._under_way: Optional[Tuple[int, int, int]] = None
         """Number, n and K of what was not answered yet, also when nobody waits for it any more."""
         self._waiter: Any = None
+        self._seconds = 0.0
+        """What the last step took there."""
         self._until = self._looks_at = 0.0
         self._timer: Optional[asyncio.TimerHandle] = None
 
@@ -222,7 +234,8 @@ class AskedSteps(_End):
         self._number[0] = request.number  # after the bell: who sees it finds the bell rung
         waiter = self._waiter = self._loop.create_future()
         self._expect(until)
-        self._busy_poll.begin()
+        if self._seconds <= LONG_S:
+            self._busy_poll.begin()
         return waiter
 
     def close(self) -> None:
@@ -265,6 +278,7 @@ class AskedSteps(_End):
         if m > n:
             raise ValueError("more slots ended than were asked for")
         rewards, rows, seen, final = self._theirs.of(n, K)
+        self._seconds = seconds
         return Stepped(number, {name: array.copy() for name, array in seen}, rewards.copy(), rows.copy(),
                        {name: array[:m].copy() for name, array in final} if m else {}, {}, [], seconds)
 

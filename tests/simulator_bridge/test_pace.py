@@ -54,3 +54,13 @@ def test_it_is_taken_back_when_the_call_raises() -> None:
     except ValueError:
         pass
     assert told == [FIRST_S, 0.0]
+
+
+def test_between_quick_calls_a_word_is_said_now_and_then() -> None:
+    time, beats = Time(), []
+    pace = Pace(clock=time)
+    pace.beat = lambda: beats.append(time.now)
+    for _ in range(100):
+        with pace("step"):
+            time.now += 0.01
+    assert len(beats) in (4, 5)

@@ -18,7 +18,7 @@ from cosmos_actor.bus.busy_poll import BusyPoll
 from cosmos_actor.simulator_bridge.contract import SimulatorError
 from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.messages import Assignment, Step, Stepped
-from cosmos_actor.simulator_bridge.step_lane import ANSWER, ANSWERED, AskedSteps, ServedSteps, queued, unqueued
+from cosmos_actor.simulator_bridge.step_lane import ANSWER, ANSWERED, LONG_S, AskedSteps, ServedSteps, queued, unqueued
 from cosmos_actor.simulator_bridge.step_memory import ROOM_FOR_ACTIONS, Answers, placed
 from tests.simulator_bridge.driver import Attaching, assigned, eventually
 from tests.simulator_bridge.driving import attached, by_lane, driving, plain, step
@@ -137,11 +137,27 @@ def test_a_link_that_ends_in_the_middle_makes_no_step_twice(keys: Keys) -> None:
     driving(keys, play)
 
 
+def test_an_answer_is_a_word_of_who_gave_it(keys: Keys) -> None:
+    async def play(gateway: Gateway, address: str) -> None:
+        Attaching(address, keys["simulator"])
+        simulator = await attached(gateway)
+        await simulator.reset(assigned({0: unit(), 1: unit()}), deadline_s=10.0)
+        await step(simulator, [[1], [1]])
+        liveness = simulator.link.liveness
+        await eventually(lambda: not liveness.busy_label, "the pause of the first step is taken back")
+        liveness._heard = liveness._busy_until = liveness._heard - 4.0
+        assert simulator.unexcused_s() >= 4.0
+        await step(simulator, [[1], [1]])
+        assert by_lane(simulator) == 2 and simulator.unexcused_s() < 2.0
+
+    driving(keys, play)
+
+
 # ---- two processes
 
 
-def attach(popen: Any, address: str, key: Path) -> subprocess.Popen[str]:
-    words = ["python:tests.simulator_bridge.worlds:make:counters", "--connect", address, "--key", str(key),
+def attach(popen: Any, address: str, key: Path, made_by: str = "make:counters") -> subprocess.Popen[str]:
+    words = [f"python:tests.simulator_bridge.worlds:{made_by}", "--connect", address, "--key", str(key),
              "--envs", "2", "--name", "sim-0"]
     return popen([sys.executable, "-m", "cosmos_actor.cli", "attach", *words], cwd=str(ROOT),
                  env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -194,6 +210,23 @@ def test_steps_go_past_the_bus_from_another_process(keys: Keys, popen: Any) -> N
     driving(keys, play)
 
 
+def test_one_that_is_at_work_is_not_silent(keys: Keys, popen: Any) -> None:
+    """Neither in many short calls of one request, nor in a unit that begins within it, nor in one request after another
+    that leaves its loop no turn."""
+    async def play(gateway: Gateway, address: str) -> None:
+        attach(popen, address, keys["simulator"], "slow")
+        simulator = await attached(gateway)
+        await simulator.reset(assigned({0: unit(), 1: unit(max_steps=12)}), deadline_s=30.0)
+        await step(simulator, [[0], [0]])
+        await step(simulator, [[0] * 10] * 2)
+        await step(simulator, [[0], [0]], queue=assigned({1: unit("slow reset")}))
+        for _ in range(5):
+            await step(simulator, [[0], [0]])
+        assert by_lane(simulator) == 8 and gateway.statistics()["lost"] == 0
+
+    driving(keys, play, silent_s=2.0)
+
+
 # ---- the ends by themselves
 
 
@@ -219,6 +252,45 @@ def test_it_is_used_only_when_both_ends_are_open() -> None:
         assert await waiting is None
         served.close()
         assert asked.ask(Step(3, np.zeros((2, 1), np.int64)), until) is None
+
+    asyncio.run(play())
+
+
+class Counts(BusyPoll):
+    def __init__(self) -> None:
+        super().__init__(60.0)
+        self.spins = self.begins = 0
+
+    def spin(self, ready: Callable[[], Any]) -> bool:
+        self.spins += 1
+        return bool(ready())
+
+    def begin(self) -> None:
+        self.begins += 1
+
+
+def test_nobody_stays_awake_for_a_step_that_takes_long_or_after_it() -> None:
+    async def play() -> None:
+        short, long = LONG_S / 2, 2 * LONG_S
+        takes = [0.0, short, short, long, long, short, short, short]
+        nothing = np.zeros((2, 1), np.float32), np.zeros((2, 5), np.int32)
+        seen = {"count": np.zeros((2, 2), np.float32)}
+        asked, served = ends(lambda step: Stepped(step.number, seen, *nothing, {}, {}, [], takes[step.number]))
+        served.open(asked.offer())
+        await eventually(lambda: asked._ready, "it has rung")
+        counts = asked._busy_poll = served._busy_poll = Counts()
+        told = []
+        for number in range(1, 7):
+            before = counts.begins, counts.spins
+            request = Step(number, np.zeros((2, 1), np.int64))
+            assert (await asked.ask(request, asyncio.get_running_loop().time() + 5.0)).number == number
+            told.append((counts.begins - before[0], counts.spins - before[1]))
+        assert told == [(1, 0), (1, 1), (1, 0), (0, 0), (0, 1), (1, 1)]
+        counts.seconds = 0.0  # what follows always comes later than this
+        await asked.ask(Step(7, np.zeros((2, 1), np.int64)), asyncio.get_running_loop().time() + 5.0)
+        assert counts.spins == sum(spins for _, spins in told)
+        asked.close()
+        served.close()
 
     asyncio.run(play())
 

@@ -34,7 +34,7 @@ TROUBLES = (
     "raise in reset", "raise in step", "raise in observe", "exit in step", "panic in step", "wrong shape",
     "wrong dtype", "wrong name", "no array", "nan", "nan reward", "no reward", "ask", "print", "hang", "slow reset",
 )
-HANG_S, SLOW_S = 60.0, 2.5
+HANG_S, SLOW_S, SHORT_S = 60.0, 2.5, 0.15
 
 
 class Panic(BaseException):
@@ -135,6 +135,18 @@ def make(identity: str = "counter", close_file: str = "", **options: Any) -> Sim
     if options:
         raise TypeError(f"a counter has no options, got {sorted(options)}")
     return CounterSimulator(identity, Leaving)
+
+
+class Slow(Counter):
+    """No step of it is slow, many are."""
+
+    def step(self, action: Any) -> tuple[float, bool, bool]:
+        time.sleep(SHORT_S)
+        return super().step(action)
+
+
+def slow() -> Simulator:
+    return CounterSimulator("slow", Slow)
 
 
 def unit(task: str = "count", seed: int = 0, **more: Any) -> WorkUnit:

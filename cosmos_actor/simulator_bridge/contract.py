@@ -204,6 +204,9 @@ class Simulator(ABC):
 
     embodiment: Any = None
     """Its `EmbodimentMap`, if it is somebody's body."""
+    seeds_may_be_alike: bool = False
+    """Of an adapter of others' worlds, which hands seeds on: some have one beginning, whatever they are told. Nowhere
+    else is it right that every seed gives the same episode."""
 
     @abstractmethod
     def describe(self) -> Description:

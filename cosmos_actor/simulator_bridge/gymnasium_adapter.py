@@ -7,11 +7,15 @@ Success: `is_success` or `success` of the last step's info, where there is one.
 
 `?wrappers=MODULE:NAME,MODULE:NAME(KEY=VALUE)` puts these around each environment, the first one innermost.
 
+`?fresh=true` makes the environment anew for each episode: for one that does not forget the last one at its reset. A
+BipedalWalker does not, so that is its default.
+
 Meta-World brings experts, of single tasks without wrappers: `Meta-World/MT1?env_name=reach-v3` has one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import re
@@ -39,13 +43,20 @@ from .contract import (
 )
 from .mistakes import Mistake
 from .plugins import parse_options
+from .rendering import choose_renderer, has_a_screen
 from .slots import EachSlot, all_alike, joined
 
 KIND = "gymnasium"
 MAX_ENVS = 1024
 """In one process, one after another: beyond it more processes are quicker."""
-MODULES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "Meta-World/": "metaworld"}
+MODULES = {
+    "ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "Meta-World/": "metaworld",
+    **dict.fromkeys(["FetchReach", "FetchPush", "FetchSlide", "FetchPickAndPlace", "HandReach", "HandManipulate",
+                     "AdroitHand", "PointMaze_", "AntMaze_", "FrankaKitchen-"], "gymnasium_robotics"),
+}
 """How IDs begin that are registered when this module is imported."""
+REMEMBERS = ("BipedalWalker",)
+"""Its Box2D world is made once, and what the contacts of an episode leave in it moves the next one's bodies."""
 META_WORLD = "Meta-World/"
 """It draws its goals when it is made, and one of them before `reset` hears its seed: both are seeded from here."""
 SEES_THE_GOAL = ("Meta-World/MT1", "Meta-World/goal_observable")
@@ -65,8 +76,10 @@ class Part(NamedTuple):
 
 
 def make(identity: str, **options: Any) -> Simulator:
-    """The simulator of this ID; `options` go to `gymnasium.make`, but for `wrappers`. Raises Mistake, or what making it
-    raises."""
+    """The simulator of this ID; `options` go to `gymnasium.make`, but for `wrappers` and `fresh`. Raises Mistake, or
+    what making it raises."""
+    if "render_mode" in options and not has_a_screen():
+        choose_renderer()
     try:
         gymnasium = importlib.import_module("gymnasium")
     except ModuleNotFoundError as error:
@@ -78,7 +91,10 @@ def make(identity: str, **options: Any) -> Simulator:
         options = {"seed": 0, **options}
     wrappers = [wrapper_of(text) for text in split_wrappers(options.pop("wrappers", ""))]
     expert = None if wrappers else expert_of(identity, str(options.get("env_name", "")))
-    return GymnasiumSimulator(gymnasium, identity, options, wrappers, expert)
+    fresh = options.pop("fresh", identity.rpartition(":")[2].startswith(REMEMBERS))
+    if not isinstance(fresh, bool):
+        raise Mistake("fresh={}: expected true or false".format(fresh))
+    return GymnasiumSimulator(gymnasium, identity, options, wrappers, expert, fresh)
 
 
 def expert_of(identity: str, env_name: str) -> Optional[Callable[[], Any]]:
@@ -92,10 +108,12 @@ def expert_of(identity: str, env_name: str) -> Optional[Callable[[], Any]]:
 class GymnasiumSimulator(Simulator):
     """One environment ID. A first environment is made at once, since only it knows its spaces; `open` uses it."""
 
+    seeds_may_be_alike = True
+
     def __init__(self, gymnasium: Any, identity: str, options: Dict[str, Any],
-                 wrappers: Sequence[Callable[[Any], Any]], expert: Optional[Callable[[], Any]] = None) -> None:
-        """`expert`: see `expert_of`."""
-        self._expert = expert
+                 wrappers: Sequence[Callable[[Any], Any]], expert: Optional[Callable[[], Any]], fresh: bool) -> None:
+        """`expert`: see `expert_of`. `fresh`: an environment is used for one episode only."""
+        self._expert, self._fresh = expert, fresh
         self._make_env = lambda: gymnasium.make(identity, disable_env_checker=True, **options)
         self._wrappers = wrappers
         made = self._make_env()
@@ -130,10 +148,14 @@ class GymnasiumSimulator(Simulator):
 
     def _world(self) -> Environment:
         env, self._first = self._first, None
-        env = self._wrapped(self._make_env()) if env is None else env
+        env = self._made_again() if env is None else env
         seed_choices = self._np_random if META_WORLD in self._identity else None
         return GymnasiumWorld(env, self._parts, self._convert, self._frame is not None, seed_choices,
-                              self._expert() if self._expert is not None else None)
+                              self._expert() if self._expert is not None else None,
+                              self._made_again if self._fresh else None)
+
+    def _made_again(self) -> Any:
+        return self._wrapped(self._make_env())
 
     def _wrapped(self, env: Any) -> Any:
         env = peel(env)
@@ -157,9 +179,12 @@ class GymnasiumWorld(Environment):
     """One environment."""
 
     def __init__(self, env: Any, parts: List[Part], convert: Callable[[Any], Any], renders: bool,
-                 seed_choices: Optional[Callable[[int], Any]] = None, expert: Any = None) -> None:
-        """`seed_choices` makes the generator that wrappers of the environment choose with before it is reset."""
+                 seed_choices: Optional[Callable[[int], Any]] = None, expert: Any = None,
+                 make_again: Optional[Callable[[], Any]] = None) -> None:
+        """`seed_choices` makes the generator that wrappers of the environment choose with before it is reset.
+        `make_again`: makes one for each episode after the first."""
         self._env, self._convert, self._renders = env, convert, renders
+        self._make_again, self._used = make_again, False
         self._wanted = [(part.name, part.path, np.dtype(part.spec.dtype)) for part in parts]
         """A dtype given as a name is looked up each time."""
         self._seed_choices, self._expert = seed_choices, expert
@@ -168,9 +193,14 @@ class GymnasiumWorld(Environment):
         self._info: Any = {}
 
     def reset(self, unit: WorkUnit) -> None:
-        if self._seed_choices is not None:
-            self._env.unwrapped.np_random = self._seed_choices(unit.seed)[0]
-        self.seen, self._info = self._env.reset(seed=unit.seed)
+        with contextlib.redirect_stdout(sys.stderr):  # BabyAI prints how often it has drawn
+            if self._used and self._make_again is not None:
+                self._env.close()
+                self._env = self._make_again()
+            self._used = True
+            if self._seed_choices is not None:
+                self._env.unwrapped.np_random = self._seed_choices(unit.seed)[0]
+            self.seen, self._info = self._env.reset(seed=unit.seed)
 
     def step(self, action: Any) -> Tuple[float, bool, bool]:
         self.seen, reward, terminated, truncated, self._info = self._env.step(self._convert(action))
@@ -190,7 +220,8 @@ class GymnasiumWorld(Environment):
     def expert(self) -> Any:
         if self._expert is None:
             raise NoExpert
-        return np.asarray(self._expert.get_action(self.seen), np.float32)
+        bounds = self._env.action_space
+        return np.clip(np.asarray(self._expert.get_action(self.seen), np.float32), bounds.low, bounds.high)
 
     def success(self) -> int:
         if not self._info:

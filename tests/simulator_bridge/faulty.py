@@ -197,6 +197,33 @@ class HearsNoSeed(World):
         super().reset(replace(unit, seed=0))
 
 
+class OneBeginning(Push):
+    """As an adapter of others' worlds may find them."""
+
+    seeds_may_be_alike = True
+
+    def open(self, envs: int) -> SimSession:
+        return EachSlot(HearsNoSeed, envs)
+
+
+class GoesRound(World):
+    """Its track is a circle, and an episode is over where it has begun, by its rules."""
+
+    def reset(self, unit: WorkUnit) -> None:
+        self.first: Dict[str, np.ndarray] = {}
+        self.count = 0
+        super().reset(unit)
+        self.first = super().observe()
+
+    def step(self, action: Any) -> Any:
+        reward, _, _ = super().step(action)
+        self.count += 1
+        return reward, self.count == 9, False
+
+    def observe(self) -> Dict[str, np.ndarray]:
+        return self.first if self.first and self.count % 3 == 0 else super().observe()
+
+
 class HearsNoState(World):
     def reset(self, unit: WorkUnit) -> None:
         super().reset(replace(unit, initial_state=BY_SEED, seed=unit.seed % 4))

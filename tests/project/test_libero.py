@@ -62,7 +62,8 @@ def test_pictures_state_gripper_and_beginnings_are_liberos_and_the_expert_is_don
 
 def test_the_recipe_goes_through_every_role_on_the_cpu(python: Path, tmp_path: Path) -> None:
     """Recorded, cloned, evaluated with a video, reinforced: small, since two cores draw ten pictures a second."""
-    kind, demonstrations, run_dir = "libero:libero_object?tasks=0&size=64", tmp_path / "demonstrations", tmp_path / "run"
+    kind = "libero:libero_object?tasks=0&size=64"
+    demonstrations, run_dir = tmp_path / "demonstrations", tmp_path / "run"
     run([python, "-m", "cosmos_actor.cli", "sim", "record", kind, "--out", demonstrations, "--episodes", "1"], RUN_S)
     small = {
         "run.steps": 1, "run.eval_every": 1, "data.prompts_per_step": 2, "rollout.chunk_prompts": 2,
@@ -75,8 +76,8 @@ def test_the_recipe_goes_through_every_role_on_the_cpu(python: Path, tmp_path: P
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["phase"]) for line in lines if line["phase"] != "eval"] == [
         (1, "cloning"), (2, "cloning"), (3, "ppo")]
-    assert [(line["step"], line["eval/episodes"], line["eval/errors"]) for line in lines if line["phase"] == "eval"] == [
-        (2, 1, 0), (3, 1, 0)]
+    evaluations = [line for line in lines if line["phase"] == "eval"]
+    assert [(line["step"], line["eval/episodes"], line["eval/errors"]) for line in evaluations] == [(2, 1, 0), (3, 1, 0)]
     assert lines[-1]["critic/loss/value"] >= 0 and lines[-1]["env_steps"] == 2 * 2 * 8
     assert len(list((run_dir / "videos").glob("*/*.mp4"))) == 2
 

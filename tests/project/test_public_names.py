@@ -102,7 +102,8 @@ COMMANDS = {
     "up": "--faults --inproc --listen --resume --run-dir --set recipe",
     "start": "--connect --host --key --name --rejoin --role --run-dir",
     "attach": "--connect --envs --key --max-memory-mb --name --option --rejoin simulator",
-    "sim": "--dir --envs --episodes --json --noise --only-success --out --seed --steps --task --video --workers name what",
+    "sim": "--dir --envs --episodes --json --noise --only-success --out --seed --steps --task --video --workers "
+           "name what",
     "check": "--explain --json --live --run-dir --set recipe",
     "doctor": "--json --key --name --role --run address",
     "status": "--json run",

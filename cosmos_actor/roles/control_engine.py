@@ -37,8 +37,8 @@ class ControlEngine:
         self._counts = {"acts": 0.0, "rows": 0.0, "seconds": 0.0, "swaps": 0.0}
 
     def noise(self, generator: np.random.Generator, rows: int) -> np.ndarray:
-        """What `rows` actions are drawn with: [n] uniform in [0, 1), [n, A] normal float32, or [n, T+1, K, A] for a
-        flow's chains.
+        """What `rows` actions are drawn with: [n] uniform in [0, 1), [n, A] normal float32, or [n, T+1, K, A] of a
+        flow.
 
         Drawn by whoever asks for the actions, so that they do not depend on with whom they are computed.
         """
@@ -52,8 +52,8 @@ class ControlEngine:
             ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Name -> [n, …] to actions ([n] int64, [n, …] float32, or chains [n, T+1, K, A]), log-probs and values [n].
 
-        Without noise, or with what `start` gave, the likeliest action is taken, and scored as any other. A box action is as drawn, also
-        out of bounds: train on it, and send `commands` of it to the simulator.
+        Without noise, or with what `start` gave, the likeliest action is taken, and scored as any other. A box action
+        is as drawn, also out of bounds: train on it, and send `commands` of it to the simulator.
         """
         started = time.perf_counter()
         use_threads(self._threads)

@@ -15,6 +15,7 @@ from cosmos_actor.bus import Bus, BusError, DeadlineExceeded, Link, LinkClosed, 
 
 from .contract import Description, SimulatorError
 from .messages import SIMULATOR, Assignment, Attach, Attached, Detach, Reset, Step, Stepped
+from .squeezed import NONE, BadSqueeze, unsqueezed
 from .step_lane import AskedSteps, asked_steps
 
 LOOK_S = 0.5
@@ -160,12 +161,14 @@ class AttachedSimulator:
                     continue  # the link may have ended meanwhile
                 left = until - self._now()
                 if left > 0:
-                    return await link.call(message, deadline_s=left)  # type: ignore[no-any-return]
+                    return unsqueezed(await link.call(message, deadline_s=left), self.description.observations)
                 raise DeadlineExceeded("no answer")
             except (PeerLost, LinkClosed):
                 self.cut_off(link)
             except DeadlineExceeded as error:
                 raise SimulatorError("hang", "{} has not answered {} within its deadline".format(self, what)) from error
+            except BadSqueeze as error:
+                raise SimulatorError("shape", "{}: {}".format(self, error)) from error
             except RemoteError as error:
                 raise SimulatorError(what, "{}: {}".format(self, error.remote_text)) from error
             except BusError as error:
@@ -191,10 +194,11 @@ class AttachedSimulator:
 class Gateway:
     """Takes simulators in and tells the driver who is here."""
 
-    def __init__(self, bus: Bus, *, resume_s: float, silent_s: float, deadline_s: float = 0.0) -> None:
+    def __init__(self, bus: Bus, *, resume_s: float, silent_s: float, deadline_s: float = 0.0,
+                 squeeze: str = NONE) -> None:
         """To be made before the bus starts. `silent_s`: how long one may give no heartbeat and declare no pause;
-        `deadline_s`: see Attached."""
-        self._bus, self._silent_s = bus, silent_s
+        `deadline_s`, `squeeze`: see Attached."""
+        self._bus, self._silent_s, self._squeeze = bus, silent_s, squeeze
         self._looking: Optional[asyncio.TimerHandle] = None
         self._admit: Callable[[str, Attach], Optional[str]] = lambda actor, offer: None
         self._resume_s, self._deadline_s = resume_s, deadline_s
@@ -261,7 +265,8 @@ class Gateway:
     def _taken_in(self, simulator: AttachedSimulator, offer: Attach, link: Link, *, resumed: bool) -> Attached:
         lane = asked_steps(offer, self._bus.busy_poll) if link.sharing.has_lane else None
         simulator.lend_lane(lane)
-        return Attached(self._bus.identity.actor, resumed, self._deadline_s, None if lane is None else lane.offer())
+        return Attached(self._bus.identity.actor, resumed, self._deadline_s, None if lane is None else lane.offer(),
+                        self._squeeze)
 
     def _look(self) -> None:
         """A process that is stopped keeps its link for long; what it was doing is to go on elsewhere before."""

@@ -46,7 +46,7 @@ class Attach:
     """`ServedSteps.offer()`, to a driver of this host."""
 
 
-@schema("sim_attached", version=2)
+@schema("sim_attached", version=3)
 @dataclass(frozen=True)
 class Attached:
     """The driver takes it."""
@@ -59,6 +59,8 @@ class Attached:
     never."""
     steps: Json = None
     """`AskedSteps.offer()`, if there is one."""
+    squeeze: str = "none"
+    """How pictures are to be made smaller on their way to another host: see `squeezed`."""
 
 
 @schema("sim_detach", version=1)

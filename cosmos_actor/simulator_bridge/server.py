@@ -44,6 +44,7 @@ from cosmos_actor.bus.roster import STALE
 from .checked import CheckedSession
 from .messages import DRIVER, SIMULATOR, Attach, Attached, Detach, Reset, Step, Stepped
 from .pace import Pace
+from .squeezed import NONE, ZLIB, squeezed
 from .step_lane import ServedSteps, open_lane
 
 OVER, FAILED, MISTAKE, TOO_LARGE = 0, 1, 2, 3
@@ -101,6 +102,7 @@ class SimulatorServer:
         self._farewell = ""
         """What the driver said when it went; a run that goes on keeps its door open for the next one."""
         self.lives = 0
+        self._squeeze = NONE
         pace.declare, pace.beat = self._declare, self._beat
 
     async def run(self) -> Ending:
@@ -168,10 +170,10 @@ class SimulatorServer:
 
         async def on_reset(request: Reset, link: Link) -> Stepped:
             await taken_in.wait()  # whether its slots are as they were is known only then
-            return self._answer(request)
+            return self._sent(request, link)
 
         bus.serve(Reset, on_reset)
-        bus.serve(Step, lambda request, link: self._answer(request))
+        bus.serve(Step, self._sent)
         bus.on_link_down(lambda link, reason: over.done() or over.set_result(reason))
         await bus.start(None)
         self._bus = bus
@@ -212,6 +214,7 @@ class SimulatorServer:
         if not attached.resumed:
             self._session.forget()
         self.lives += 1
+        self._squeeze = attached.squeeze
         self._watch(attached.deadline_s)
         self._say("{}: {} to {} at {}, {} slots of {}".format(
             self._place.name, "back" if attached.resumed else "attached", link.peer.actor, self._place.address,
@@ -244,6 +247,13 @@ class SimulatorServer:
             pass  # it is gone itself, and finds out by the end of the link
 
     # ---- requests
+
+    def _sent(self, request: Any, link: Link) -> Stepped:
+        """The answer as it travels."""
+        stepped = self._answer(request)
+        if self._squeeze != ZLIB or link.host_id == host_id():
+            return stepped
+        return squeezed(stepped, self._offer.description.observations)
 
     def _answer(self, request: Any) -> Stepped:
         stepped = self._session.answer(request)

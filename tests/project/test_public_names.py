@@ -74,7 +74,7 @@ IMPLEMENTED = {
     "cosmos_actor.roles.task:Task": "answer problem reward",
     "cosmos_actor.simulator_bridge.contract:Environment": "close expert observe reset step success",
     "cosmos_actor.simulator_bridge.contract:SimSession": "close expert observe reset step",
-    "cosmos_actor.simulator_bridge.contract:Simulator": "describe embodiment open",
+    "cosmos_actor.simulator_bridge.contract:Simulator": "describe embodiment open seeds_may_be_alike",
     "cosmos_actor.roles.tokenizer:Tokenizer": "decode encode encode_answer encode_prompt pad_id stop_ids vocab_size",
     "cosmos_actor.weight_plane.version:Version": "epoch ordinal require_newer_than run_id step",
     "cosmos_actor.weight_plane.manifest:Manifest": "buckets check digest nbytes tensors version",
@@ -90,7 +90,7 @@ MESSAGES = """
     links_report/1 member/1 membership/1 mute_role/1 prepare_request/1 prepared/1 processes/1
     publish_reference_request/1 publish_request/1 published/1 put_reply/1 put_request/1 reference_request/1
     restore_request/1 restored/1 run_settings/1 sample/1 sample_request/1 save_request/1 saved/1 score_request/1
-    scores/1 sft_request/1 shown/1 shown_request/1 sim_assignment/1 sim_attach/2 sim_attached/2 sim_detach/1
+    scores/1 sft_request/1 shown/1 shown_request/1 sim_assignment/1 sim_attach/2 sim_attached/3 sim_detach/1
     sim_reset/1 sim_slot_failure/1 sim_step/1 sim_stepped/1 simulator_description/1 simulator_event/1
     stacks_dumped/1 stop_actor/1 task_spec/1 tasks/1 tasks_request/1 time_reply/1 trajectory_group/1
     update_reply/1 update_request/1 warning/1 weight_manifest/1 weight_tensor/1 weight_version/1

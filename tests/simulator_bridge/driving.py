@@ -18,12 +18,12 @@ LIMIT_S = 60.0
 
 
 def driving(keys: dict[str, Path], play: Callable[[Gateway, str], Awaitable[None]], *, silent_s: float = 5.0,
-            resume_s: float = 5.0, **limits: Any) -> None:
+            resume_s: float = 5.0, squeeze: str = "none", **limits: Any) -> None:
     async def run() -> None:
         ring = KeyRing.load(keys["rollout"])
         bus = Bus(Identity(ring.run_id, "rollout", "rollout-0", new_incarnation()), ZmqTransport(), ring,
                   bulk=BulkSettings(), limits=Limits(**limits))
-        gateway = Gateway(bus, resume_s=resume_s, silent_s=silent_s)
+        gateway = Gateway(bus, resume_s=resume_s, silent_s=silent_s, squeeze=squeeze)
         try:
             await play(gateway, await bus.start("tcp://127.0.0.1:0"))
         finally:

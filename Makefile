@@ -62,8 +62,17 @@ $(VENV)-libero/.stamp: constraints-libero.txt
 	echo "$(CURDIR)" > "$$($(VENV)-libero/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cosmos-actor.pth"
 	touch $@
 
+# Simulators of gymnasium, the ones whose pins exclude each other apart: gymnasium, robotics, metaworld. As LIBERO's.
+SIMS_PYTHON ?= $(PYTHON)
+$(VENV)-sims-%/.stamp: constraints-sims-%.txt
+	@test -n "$(SIMS_PYTHON)" || { echo "make: these simulators need Python 3.11; name one with make SIMS_PYTHON=…" >&2; exit 1; }
+	$(SIMS_PYTHON) -m venv $(VENV)-sims-$*
+	$(VENV)-sims-$*/bin/python -m pip install -qq --disable-pip-version-check -r constraints-sims-$*.txt
+	echo "$(CURDIR)" > "$$($(VENV)-sims-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cosmos-actor.pth"
+	touch $@
+
 clean:  ## Remove the virtual environment and everything built (not runs/)
-	rm -rf $(VENV) $(VENV)-ray $(VENV)-libero build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-libero $(VENV)-sims-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

@@ -84,9 +84,8 @@ def make(identity: str, **options: Any) -> Simulator:
         gymnasium = importlib.import_module("gymnasium")
     except ModuleNotFoundError as error:
         raise Mistake("{} is not installed in {}: pip install gymnasium".format(error.name, sys.executable)) from error
-    for beginning, module in MODULES.items():
-        if identity.startswith(beginning):
-            importlib.import_module(module)
+    for module in modules_of(identity):
+        importlib.import_module(module)
     if META_WORLD in identity:
         options = {"seed": 0, **options}
     wrappers = [wrapper_of(text) for text in split_wrappers(options.pop("wrappers", ""))]
@@ -95,6 +94,11 @@ def make(identity: str, **options: Any) -> Simulator:
     if not isinstance(fresh, bool):
         raise Mistake("fresh={}: expected true or false".format(fresh))
     return GymnasiumSimulator(gymnasium, identity, options, wrappers, expert, fresh)
+
+
+def modules_of(identity: str) -> List[str]:
+    """What registers this ID when it is imported, by its beginning."""
+    return [module for beginning, module in MODULES.items() if identity.startswith(beginning)]
 
 
 def expert_of(identity: str, env_name: str) -> Optional[Callable[[], Any]]:
@@ -155,7 +159,10 @@ class GymnasiumSimulator(Simulator):
                               self._made_again if self._fresh else None)
 
     def _made_again(self) -> Any:
-        return self._wrapped(self._make_env())
+        env = self._wrapped(self._make_env())
+        if self._frame is not None:
+            rendered_frame(env)
+        return env
 
     def _wrapped(self, env: Any) -> Any:
         env = peel(env)
@@ -167,7 +174,8 @@ class GymnasiumSimulator(Simulator):
         package = self._identity.partition(":")[0] if ":" in self._identity else str(self._spec.entry_point)
         package = package.partition(":")[0].partition(".")[0].replace("_", "-")
         found = {"gymnasium": self._version, "numpy": np.__version__}
-        for distribution in (package, *(("mujoco",) if "mujoco" in sys.modules else ())):
+        beside = [name for name in ("mujoco", "Box2D") if name in sys.modules]
+        for distribution in (package, *(name.replace("_", "-") for name in modules_of(self._identity)), *beside):
             try:
                 found.setdefault(distribution, metadata.version(distribution))
             except (metadata.PackageNotFoundError, ValueError):
@@ -329,7 +337,8 @@ def _bound(bound: np.ndarray) -> Tuple[float, ...]:
 
 
 def rendered_frame(env: Any) -> Optional[ArraySpec]:
-    """What `render()` gives."""
+    """What `render()` gives. MuJoCo's free camera stays where it is put at the first picture, amid the things as they
+    lie then: it stands alike in all environments when all of them draw the beginning of seed 0 first."""
     env.reset(seed=0)
     frame = np.asarray(env.render())
     return ArraySpec(frame.dtype.name, tuple(frame.shape))

@@ -41,6 +41,10 @@ def give_back() -> None:
     LEAKED.clear()
 
 
+def with_an_expert(told: Any = None) -> Simulator:
+    return of(type("Told", (Expert,), {"told": told}), expert=True)
+
+
 def of(world: Callable[[], World], **changes: Any) -> Simulator:
     """A simulator of such worlds; `changes` to its description."""
 
@@ -192,6 +196,19 @@ class AsksAndDoesNotMind(World):
         return super().step(action)
 
 
+class LooksFromItsFirstBeginning(World):
+    """Its camera stands where things were when it was made."""
+
+    at_first: Any = None
+
+    def reset(self, unit: WorkUnit) -> None:
+        super().reset(unit)
+        self.at_first = self.at if self.at_first is None else self.at_first
+
+    def observe(self) -> Dict[str, np.ndarray]:
+        return {"state": (self.at - self.at_first).astype(np.float32)}
+
+
 class HearsNoSeed(World):
     def reset(self, unit: WorkUnit) -> None:
         super().reset(replace(unit, seed=0))
@@ -222,6 +239,15 @@ class GoesRound(World):
 
     def observe(self) -> Dict[str, np.ndarray]:
         return self.first if self.first and self.count % 3 == 0 else super().observe()
+
+
+class Expert(World):
+    """`told`: what it says instead of the right thing."""
+
+    told: Any = None
+
+    def expert(self) -> Any:
+        return np.clip(-10 * self.at, -1, 1).astype(np.float32) if self.told is None else self.told
 
 
 class HearsNoState(World):

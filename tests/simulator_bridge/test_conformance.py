@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cosmos_actor.simulator_bridge.conformance import (
@@ -28,6 +29,8 @@ from cosmos_actor.simulator_bridge.plugins import SimulatorName, load
 from cosmos_actor.simulator_bridge.template import Push, World
 from tests.simulator_bridge import faulty
 from tests.simulator_bridge.faulty import of, with_a_body
+
+EXPERT = "the expert acts within its bounds"
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +57,13 @@ def not_ok(found: list[Verdict]) -> dict[str, str]:
 def test_the_template_passes() -> None:
     found = run(Push())
     assert [verdict.check for verdict in found] == [name_of(check) for check in CHECKS]
-    assert not_ok(found) == {"the embodiment fits": "it has none"}
+    assert not_ok(found) == {"the embodiment fits": "it has none",
+                             EXPERT: "its description says that there is none"}
 
 
 @pytest.mark.parametrize(("name", "skipped"), [
-    ("CartPole-v1", {"initial states differ", "the embodiment fits"}),
-    ("Pendulum-v1", {"initial states differ", "the embodiment fits", "an ended slot stays as it was"}),
+    ("CartPole-v1", {"initial states differ", "the embodiment fits", EXPERT}),
+    ("Pendulum-v1", {"initial states differ", "the embodiment fits", EXPERT, "an ended slot stays as it was"}),
 ])
 def test_gymnasium_passes(name: str, skipped: set[str]) -> None:
     pytest.importorskip("gymnasium")
@@ -96,6 +100,11 @@ def test_a_body_that_fits() -> None:
     assert (found.status, found.seen) == (OK, "point")
 
 
+def test_an_expert_that_does_its_tasks() -> None:
+    found = verdicts(faulty.with_an_expert(), EXPERT)[EXPERT]
+    assert found.status == OK and found.seen.endswith(" actions in 2 tasks"), found
+
+
 # ---- what is wrong
 
 REPEATS = "the same unit and actions, but after 1 steps `state` differs by up to "
@@ -116,9 +125,15 @@ REPEATS = "the same unit and actions, but after 1 steps `state` differs by up to
     (lambda: of(faulty.GoesOnWithItsGenerator), "it repeats after other episodes", REPEATS),
     (lambda: of(faulty.KnowsItsSlot), "it repeats in another slot", REPEATS),
     (lambda: of(faulty.OneMoreEachSession), "it repeats in a fresh session", REPEATS),
+    (lambda: of(faulty.LooksFromItsFirstBeginning), "it repeats in a fresh session", "at the reset `state` differs"),
     (lambda: of(faulty.HearsNoSeed), "different seeds differ", "seeds 0 to 4 of push give the same"),
     (lambda: of(faulty.HearsNoState), "initial states differ", "initial states 0 and 4 of push-from-8 look the same"),
     (lambda: of(faulty.FearsTheEdge), "actions at the bounds are taken", "the highest action: "),
+    (lambda: of(World, expert=True), EXPERT, "task push has none, and the description says that there is one"),
+    (lambda: faulty.with_an_expert(np.zeros(2)), EXPERT, "task push: it says float64, not float32"),
+    (lambda: faulty.with_an_expert(np.zeros(3, np.float32)), EXPERT, "it says [1, 3] for one slot, not [1, 2]"),
+    (lambda: faulty.with_an_expert(np.float32([0, 1.5])), EXPERT, "it says 1.5, which is out of bounds"),
+    (lambda: faulty.with_an_expert(np.float32([0, np.nan])), EXPERT, "it says nan, which is out of bounds"),
     (lambda: with_a_body(action=(faulty.Field("push", 3),)), "the embodiment fits", "of point has 3 numbers"),
     (lambda: with_a_body(state=(faulty.Field("joints", 2),)), "the embodiment fits", "there is no `joints` among"),
     (lambda: of(faulty.ResetsItself), "an ended slot stays as it was", "with a jump to where episodes begin"),

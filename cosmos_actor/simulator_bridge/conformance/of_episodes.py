@@ -17,6 +17,7 @@ from cosmos_actor.simulator_bridge.contract import (
     ActionSpec,
     ArraySpec,
     Description,
+    NoExpert,
     TaskSpec,
     WorkUnit,
 )
@@ -181,11 +182,13 @@ def it_repeats_in_another_slot(bench: Bench) -> str:
 
 
 def it_repeats_in_a_fresh_session(bench: Bench) -> str:
+    """Whose first episode is another one: some keep what they saw first, as where a camera stands."""
     bench.need_determinism()
     actions = bench.actions(bench.steps)
     with bench.session() as player:
         first = player.play({0: bench.unit(1)}, actions)[0]
     with bench.session() as player:
+        player.play({0: bench.unit(2)}, bench.actions(1))
         return _same(first, player.play({0: bench.unit(1)}, actions)[0])
 
 
@@ -289,10 +292,47 @@ def the_embodiment_fits(bench: Bench) -> str:
     return str(embodiment.name)
 
 
+def the_expert_acts_within_its_bounds(bench: Bench) -> str:
+    if not bench.description.expert:
+        raise Skipped("its description says that there is none")
+    tasks, actions = bench.description.tasks[:MOST_TASKS], 0
+    with bench.session() as player:
+        for task in tasks:
+            player.reset({0: bench.unit(1, task)})
+            for _ in range(bench.steps):
+                told = _told_by_the_expert(player, task)
+                fault = wrong_action(told, bench.description.action)
+                if fault:
+                    raise Failed("task {}: it {}".format(task.name, fault))
+                actions += 1
+                if player.step([0], told)[0].over:
+                    break
+    return "{} actions in {} task{}".format(actions, len(tasks), "s" * (len(tasks) != 1))
+
+
+def _told_by_the_expert(player: Player, task: TaskSpec) -> np.ndarray:
+    """[1, ...]"""
+    try:
+        return np.asarray(player.raw.expert([0]))
+    except NoExpert as error:
+        raise Failed("task {} has none, and the description says that there is one".format(task.name)) from error
+
+
+def wrong_action(actions: np.ndarray, spec: ActionSpec) -> str:
+    """What `actions` [1, ...] are that `spec` is not; empty if nothing."""
+    if actions.shape != (1, *spec.shape):
+        return "says {} for one slot, not {}".format(list(actions.shape), [1, *spec.shape])
+    if actions.dtype != spec.dtype:
+        return "says {}, not {}".format(actions.dtype, spec.dtype)
+    low, high = (0, spec.n - 1) if spec.kind == DISCRETE else bounds(spec)
+    out = ~((actions >= np.asarray(low, actions.dtype)) & (actions <= np.asarray(high, actions.dtype)))
+    return "says {}, which is out of bounds".format(actions[out][0]) if out.any() else ""
+
+
 CHECKS: List[Callable[[Bench], str]] = [
     looking_changes_nothing, it_repeats_after_other_episodes, it_repeats_in_another_slot,
     it_repeats_in_a_fresh_session, different_seeds_differ, initial_states_differ, max_steps_truncates,
-    actions_at_the_bounds_are_taken, the_embodiment_fits,
+    actions_at_the_bounds_are_taken, the_embodiment_fits, the_expert_acts_within_its_bounds,
 ]
 BASICS: List[Callable[[Bench], str]] = [describe_is_cheap_and_stable, every_task_resets, steps_give_what_is_described]
 """Without these there is nothing that the others could look at."""

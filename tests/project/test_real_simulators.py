@@ -153,7 +153,7 @@ def test_its_episodes_are_the_same_bytes_over_the_bridge(
              "wrappers": WRAPPERS if "wrappers" in name.options else []}
     np.save(tmp_path / "actions.npy", np.stack(actions))
     program = ROOT / "tests/project/programs/plain_episodes.py"
-    draws_with = {"MUJOCO_GL": "osmesa"} if case.draws else {}
+    draws_with = {"MUJOCO_GL": "egl" if os.path.exists("/dev/nvidiactl") else "osmesa"} if case.draws else {}
     theirs = run([pythons[case.environment], program, json.dumps(asked), "actions.npy"], RUN_S, tmp_path, **draws_with)
     assert told == json.loads(theirs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -104,32 +105,22 @@ class Policy(Trained):
 
     def clone(self, shown: Handle[ShownMoments], step: int) -> Handle[dict[str, Any]]:
         """Optimiser step `step` on demonstrated moments; its metrics."""
-        return self._job.handle(self._clone(shown, step), f"cloning step {step}")
+        epoch, what = self._job.epoch, f"cloning step {step}"
+        return self._job.handle(self._shown(shown, partial(CloneRequest, epoch, step), what), what)
 
     def sft(self, demonstrations: Handle[Demonstrations], step: int) -> Handle[dict[str, Any]]:
         """Optimiser step `step` on demonstrations; its metrics."""
-        return self._job.handle(self._sft(demonstrations, step), f"SFT step {step}")
+        epoch, what = self._job.epoch, f"SFT step {step}"
+        asked = self._shown(demonstrations, lambda shown: SftRequest(epoch, step, shown.demonstrations), what)
+        return self._job.handle(asked, what)
 
-    async def _sft(self, demonstrations: Handle[Demonstrations], step: int) -> dict[str, Any]:
-        job, epoch = self._job, self._job.epoch
+    async def _shown(self, argument: Handle[Any], request_of: Callable[[Any], Any], what: str) -> dict[str, Any]:
+        """A step on what `argument` gives; its metrics."""
+        async def train(shown: Any) -> UpdateReply:
+            return await self._job.submit("policy", request_of(shown), what)  # type: ignore[no-any-return]
 
-        async def train(shown: Demonstrations) -> UpdateReply:
-            return await job.submit("policy", SftRequest(epoch, step, shown.demonstrations),  # type: ignore[no-any-return]
-                                    f"SFT step {step}")
-
-        answer = await used(job, demonstrations, train)
-        job.journal.spent("update", answer.seconds)
-        return dict(answer.metrics)
-
-    async def _clone(self, shown: Handle[ShownMoments], step: int) -> dict[str, Any]:
-        job, epoch = self._job, self._job.epoch
-
-        async def train(moments: ShownMoments) -> UpdateReply:
-            return await job.submit("policy", CloneRequest(epoch, step, moments),  # type: ignore[no-any-return]
-                                    f"cloning step {step}")
-
-        answer = await used(job, shown, train)
-        job.journal.spent("update", answer.seconds)
+        answer = await used(self._job, argument, train)
+        self._job.journal.spent("update", answer.seconds)
         return dict(answer.metrics)
 
     def _trained(self, batch: list[Group], answer: UpdateReply, step: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Legend as in `control_engine`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,11 +14,9 @@ import torch
 from cosmos_actor.roles.control_forward import NumpyForward, make_forward
 from cosmos_actor.simulator_bridge.contract import DISCRETE, ActionSpec
 from cosmos_actor.trainer.control_model import ControlModel
-from cosmos_actor.trainer.flow import likeliest_chain
+from cosmos_actor.trainer.flow import HALF_LOG_TWO_PI, likeliest_chain
 from cosmos_actor.trainer.observations import Seen
 from cosmos_actor.trainer.vla_model import VlaModel
-
-HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Drawing(Protocol):

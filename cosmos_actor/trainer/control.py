@@ -244,9 +244,11 @@ class ControlTrainer:
             A = (A - A.mean()) / (A.std() + ADVANTAGE_EPSILON)
         surrogate = ppo_clip(x, o, A, low=ppo.clip, high=ppo.clip)
         policy_loss, entropy = surrogate.loss.mean(), policy.entropy().mean()
-        distance_kl = kl_estimate(x, part.reference, "k3").mean()
         critic = value_loss(V, part.values, part.returns, clip=ppo.clip if ppo.clip_value else 0.0).mean()
-        acts = policy_loss - ppo.entropy_coefficient * entropy + ppo.kl_coefficient * distance_kl
+        acts, of_reference = policy_loss - ppo.entropy_coefficient * entropy, {}
+        if ppo.kl_coefficient > 0:
+            of_reference["kl/reference"] = kl_estimate(x, part.reference, "k3").mean()
+            acts = acts + ppo.kl_coefficient * of_reference["kl/reference"]
         judges = ppo.value_coefficient * critic
         if self.part == "actor":
             loss = acts * (0.0 if alone else 1.0)
@@ -256,9 +258,8 @@ class ControlTrainer:
         distance = (surrogate.ratio - 1.0).abs()
         told = {"loss/total": loss, "loss/policy": policy_loss, "loss/value": critic, "entropy": entropy,
                 "kl/old": kl_estimate(o, x.detach(), "k3").mean(),
-                "clip/fraction": (distance > ppo.clip).float().mean(), "ratio/first": distance.max(), "grad_norm": norm}
-        if ppo.kl_coefficient > 0:
-            told["kl/reference"] = distance_kl
+                "clip/fraction": (distance > ppo.clip).float().mean(), "ratio/first": distance.max(), "grad_norm": norm,
+                **of_reference}
         return dict(zip(told, torch.stack([value.detach() for value in told.values()]).tolist(), strict=True))
 
     def _descend(self, loss: torch.Tensor, what: str, rate_setting: str) -> torch.Tensor:

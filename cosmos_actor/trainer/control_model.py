@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cosmos_actor.actors.errors import BadValue
 from cosmos_actor.simulator_bridge.contract import DISCRETE, ActionSpec, ArraySpec
 from cosmos_actor.trainer.control_settings import ControlSettings, NetworkSettings
+from cosmos_actor.trainer.flow import HALF_LOG_TWO_PI
 from cosmos_actor.trainer.observations import ObservationLayout, Seen
 from cosmos_actor.trainer.running_moments import RunningMoments
 
@@ -23,7 +24,6 @@ INNER_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
 """A policy's small last layer: every action is likely at first."""
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """(channels, kernel, stride) of Mnih et al. 2015."""
-HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Distribution(Protocol):

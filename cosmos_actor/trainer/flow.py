@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -106,13 +107,13 @@ class FlowSde:
         constant = elements * (math.log(std) + HALF_LOG_TWO_PI) + white.shape[2] * self._log_volume
         return -0.5 * white.flatten(1).square().sum(1) - constant
 
-    @property
+    @cached_property
     def _matrix(self) -> np.ndarray:
         """L [K, K]"""
         rho, K = self.correlation, self.chunk
         return np.linalg.cholesky((1.0 - rho) * np.eye(K) + rho * np.ones((K, K)))
 
-    @property
+    @cached_property
     def _log_volume(self) -> float:
         """log |L|"""
         return float(np.log(np.diag(self._matrix)).sum())

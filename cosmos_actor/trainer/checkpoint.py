@@ -137,10 +137,21 @@ def _listed(listing: Path) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def _quiet_alone(size: int) -> Iterator[bool]:
-    """Whether to leave torch.distributed out; without the warning that it was left out."""
+    """Whether to leave torch.distributed out; without the warning that it was left out.
+
+    A Ctrl-C in the middle is one: torch would wrap it as a failure of the checkpoint.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield size == 1
+        try:
+            yield size == 1
+        except CheckpointException as error:
+            for failure, _ in error.failures.values():
+                if isinstance(failure, KeyboardInterrupt):
+                    raise failure from error
+            raise
 
 
 def _tensors(trainer: Trainer, *, with_optimizer: bool) -> dict[str, Any]:

@@ -185,3 +185,18 @@ def test_another_failure_of_the_writer_is_an_ordinary_exception(tmp_path, monkey
     monkeypatch.setattr(dcp, "save", fail)
     with pytest.raises(CheckpointNotWritten, match="policy can not be written"):
         PolicyTrainer(make_settings()).save(tmp_path / "policy")
+
+
+@pytest.mark.parametrize("moment", ["write_data", "read_data"])
+def test_an_interrupt_in_the_middle_stays_one(tmp_path, monkeypatch, moment) -> None:
+    """torch takes whatever is raised there for a failure of the checkpoint."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    trainer = PolicyTrainer(make_settings())
+    trainer.save(tmp_path / "whole")
+    monkeypatch.setattr(FileSystemWriter if moment == "write_data" else FileSystemReader, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.save(tmp_path / "policy") if moment == "write_data" else trainer.load(tmp_path / "whole")

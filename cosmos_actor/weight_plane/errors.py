@@ -29,6 +29,10 @@ class WeightsCorrupt(WeightError):
         self.tensor = tensor
 
 
+class DeltaInvalid(WeightError):
+    """A delta that is damaged, cut off or of other weights. Nothing of it was taken; the version can be had whole."""
+
+
 class WeightsLate(WeightError):
     """A version was announced to a reader long ago, and it still has not taken it."""
 

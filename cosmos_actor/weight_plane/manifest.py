@@ -7,6 +7,7 @@ would each cost a lease and a round trip.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from itertools import groupby
 from math import prod
 from operator import attrgetter
@@ -44,7 +45,26 @@ class TensorEntry:
         return payload.view(DTYPES[self.dtype]).reshape(self.shape)
 
 
-@schema("weight_manifest", version=1)
+@schema("weight_delta", version=1)
+class DeltaRef:
+    """The changes that make `base` into `version`, as one array on the bulk plane (see `delta`)."""
+
+    base: Version
+    version: Version
+    base_digest: str
+    digest: str
+    """`weights_digest` of `version`."""
+    changed: int
+    """Units: elements, or halves of those of 8 bytes."""
+    payload: BulkRef
+    payload_digest: bytes
+    """SHA-256, so that whoever passes it on can be told from who made it."""
+
+    def __str__(self) -> str:
+        return f"the delta from {self.base} to {self.version}"
+
+
+@schema("weight_manifest", version=2)
 class Manifest:
     """One version, whole. It travels over the bus; the tensors do not."""
 
@@ -53,11 +73,20 @@ class Manifest:
     """`weights_digest` of the tensors: what an engine must report once it holds them."""
     tensors: list[TensorEntry]
     buckets: list[BulkRef]
+    deltas: list[DeltaRef] = field(default_factory=list)
+    """Each begins where the one before it ends, the last ends with this version; empty: it comes whole."""
+    why_whole: str = ""
+    """Why no delta leads to this version."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.nbytes for entry in self.tensors)
+
+    @property
+    def delta_bytes(self) -> int:
+        """Of what changed since the version before; 0: it can be had whole only."""
+        return self.deltas[-1].payload.nbytes if self.deltas else 0
 
     def check(self) -> None:
         """Raises ManifestInvalid unless every tensor lies inside its bucket and the digests add up."""
@@ -71,6 +100,11 @@ class Manifest:
             raise self._invalid("its digest is not the digest of its tensors")
         for entry in self.tensors:
             self._check_entry(entry)
+        ends = [(delta.version, delta.digest) for delta in self.deltas]
+        if ends[:-1] != [(delta.base, delta.base_digest) for delta in self.deltas[1:]]:
+            raise self._invalid("its deltas do not follow one another")
+        if ends and ends[-1] != (self.version, self.digest):
+            raise self._invalid("its last delta leads elsewhere")
 
     def _check_entry(self, entry: TensorEntry) -> None:
         kind = DTYPES.get(entry.dtype)
@@ -84,14 +118,17 @@ class Manifest:
         return ManifestInvalid(f"manifest of version {self.version}: {why}")
 
 
-def entries_of(tensors: Mapping[str, np.ndarray], bucket_bytes: int) -> list[TensorEntry]:
+def entries_of(
+    tensors: Mapping[str, np.ndarray], bucket_bytes: int, digests: Mapping[str, bytes] | None = None
+) -> list[TensorEntry]:
     """The table of contents: tensors in their order, filled into buckets of at most `bucket_bytes`.
 
+    `digests` are the tensors' where they are known already.
     A tensor that is larger than that has a bucket of its own. Raises ManifestInvalid for a dtype that can not travel.
     """
     if not tensors:
         raise ManifestInvalid("a version has no tensors")
-    digests = tensor_digests(tensors)
+    digests = digests or tensor_digests(tensors)
     entries: list[TensorEntry] = []
     bucket, end = 0, 0
     for name, array in tensors.items():

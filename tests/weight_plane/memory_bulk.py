@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ class MemoryBulk:
         self.budget_bytes = budget_bytes
         self.arrays: dict[int, np.ndarray] = {}
         self.fetched: list[int] = []
+        self.host_id = "h"
         self.on_fetch: Callable[[int, np.ndarray], np.ndarray] = lambda _, array: array
         self._last = 0
 
@@ -31,12 +33,17 @@ class MemoryBulk:
         self._last += 1
         self.arrays[self._last] = array.copy()
         return BulkRef(
-            run_id="run", role="policy", owner="policy-0", incarnation="0" * 32, host_id="h", address="", pid=1, fd=1,
+            run_id="run", role="policy", owner="policy-0", incarnation="0" * 32, host_id=self.host_id, address="",
+            pid=1, fd=1,
             arena=bytes(16), arena_bytes=1, offset=0, nbytes=array.nbytes, dtype=array.dtype.name, shape=array.shape,
             generation=self._last, token=b"", digest=b"")
 
     def release(self, ref: BulkRef, holder: str) -> bool:
         return self.arrays.pop(ref.generation, None) is not None
+
+    @contextmanager
+    def reading(self, generation: int) -> Iterator[np.ndarray | None]:
+        yield self.arrays.get(generation)
 
     async def fetch(self, ref: BulkRef, *, deadline_s: float) -> np.ndarray:
         self.check(ref)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from cosmos_actor.bus.bulk.settings import MIB, BulkSettings
+from cosmos_actor.bus.bulk.store import BulkStore
 from cosmos_actor.bus.errors import BulkFull
+from cosmos_actor.bus.identity import Identity, new_incarnation
 from cosmos_actor.bus.schema import decode, encode
 from cosmos_actor.weight_plane.digest import weights_digest
 from cosmos_actor.weight_plane.errors import ForeignRun, ManifestInvalid, VersionNotNewer, WeightError
@@ -81,7 +86,7 @@ def test_a_version_that_does_not_fit_names_the_settings_and_leaves_nothing():
     bulk = MemoryBulk(budget_bytes=600)
     publisher = WeightPublisher(bulk, bucket_bytes=100)
     publisher.publish(version(0), tensors)
-    with pytest.raises(BulkFull, match=r"bulk.budget_bytes above 800 or lower weights.keep = 2") as raised:
+    with pytest.raises(BulkFull, match="budget_bytes above 32768, for 2 as large, or lower weights.keep") as raised:
         publisher.publish(version(1), tensors)
     assert raised.value.setting == "bulk.budget_bytes"
     assert bulk.used_bytes == 400 and publisher.newest.version == version(0)
@@ -126,3 +131,27 @@ def test_a_manifest_that_contradicts_itself_is_refused(changes, reason):
     manifest = WeightPublisher(MemoryBulk()).publish(version(0), a_model())
     with pytest.raises(ManifestInvalid, match=reason):
         broken(manifest, **changes).check()
+
+
+def test_the_budget_that_is_named_is_enough_for_the_kept_versions_and_the_reference():
+    model = {f"t{number}": np.zeros(MIB + 13, np.uint8) for number in range(5)}
+
+    def publish_with(budget_bytes: int) -> None:
+        store = BulkStore(Identity("run", "policy", "policy-0", new_incarnation()), BulkSettings(
+            budget_bytes=budget_bytes))
+        try:
+            references = WeightPublisher(store, keep=1, in_budget=3)
+            versions = WeightPublisher(store, keep=2, in_budget=3)
+            references.publish(version(0), model)
+            for step in range(6):
+                versions.publish(version(step), model)
+        finally:
+            store.close()
+
+    for too_little in (MIB, 7 * MIB, 12 * MIB):
+        with pytest.raises(BulkFull, match="3 as large") as raised:
+            publish_with(too_little)
+        named = int(re.search(r"bulk.budget_bytes above (\d+)", raised.value.text).group(1))
+        publish_with(named + 1)
+        with pytest.raises(BulkFull):
+            publish_with(named - 4096)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cosmos_actor.bus.errors import BulkGone, BusError, DeadlineExceeded, PeerRefused
-from cosmos_actor.weight_plane import subscriber
+from cosmos_actor.weight_plane import source
 from cosmos_actor.weight_plane.digest import weights_digest
 from cosmos_actor.weight_plane.errors import (
     DigestMismatch,
@@ -19,7 +19,8 @@ from cosmos_actor.weight_plane.errors import (
     WeightsCorrupt,
 )
 from cosmos_actor.weight_plane.publisher import WeightPublisher
-from cosmos_actor.weight_plane.subscriber import ASKED_AT_MOST, WeightSubscriber
+from cosmos_actor.weight_plane.source import ASKED_AT_MOST
+from cosmos_actor.weight_plane.subscriber import WeightSubscriber
 from cosmos_actor.weight_plane.swap import swap
 
 from .memory_bulk import MemoryBulk
@@ -224,7 +225,7 @@ def test_a_corrupt_version_never_reaches_the_engine():
 @pytest.mark.parametrize(("refusals", "taken"), [(0, True), (ASKED_AT_MOST - 1, True), (ASKED_AT_MOST, False)])
 def test_an_owner_that_refuses_is_asked_again_a_few_times(monkeypatch, refusals, taken):
     """A handshake that was damaged on the way looks like a wrong key, and a version that is not taken ends a job."""
-    monkeypatch.setattr(subscriber, "ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr(source, "ASK_AGAIN_S", 0.001)
     plane, left = Plane(bucket_bytes=1 << 20), [refusals]
 
     def refuse(generation: int, array: np.ndarray) -> np.ndarray:

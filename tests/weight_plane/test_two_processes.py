@@ -36,9 +36,12 @@ class Trainer:
         self.process = popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def publish(self, step: int) -> Manifest:
-        self.process.stdin.write(f"{step}\n")
+        return decode(base64.b64decode(self.say(str(step))), [])
+
+    def say(self, line: str) -> str:
+        self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
-        return decode(base64.b64decode(self.process.stdout.readline()), [])
+        return self.process.stdout.readline().strip()
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -105,3 +108,18 @@ def test_bytes_that_are_not_the_manifests_are_refused(trainer, reader):
     swapped = replace(mine, buckets=other.buckets)
     with pytest.raises(WeightsCorrupt):
         pull(WeightSubscriber(reader, "run"), swapped)
+
+
+@pytest.mark.parametrize("seen", [lambda manifest: manifest, from_another_host], ids=["mapped", "streamed"])
+def test_a_byte_that_fell_over_in_shared_memory_is_seen_named_and_put_right(trainer, reader, seen):
+    subscriber = WeightSubscriber(reader, "run")
+    manifest = seen(trainer.publish(1))
+    first = manifest.tensors[0].name
+    assert trainer.say("mend") == ""
+    assert trainer.say("flip") not in ("", manifest.digest)
+    for _ in range(2):
+        with pytest.raises(WeightsCorrupt, match=f"tensor {first}: its bytes are not those of the manifest"):
+            pull(subscriber, manifest)
+    assert subscriber.newest is None
+    assert trainer.say("mend") == first and trainer.say("mend") == ""
+    assert weights_digest(pull(subscriber, manifest)) == manifest.digest

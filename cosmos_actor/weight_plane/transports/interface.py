@@ -1,0 +1,67 @@
+"""The seam: what every transport promises, and what each can reach at which cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from cosmos_actor.bus.bulk.ref import BulkRef
+from cosmos_actor.weight_plane.errors import WeightError
+
+
+class TransportRefused(WeightError):
+    """The transport that was asked for can not serve these two ends; nothing was fetched."""
+
+
+class TransportLost(WeightError):
+    """The other end of a transport went away or fell silent; nothing that came from it was used."""
+
+
+class Transport(Protocol):
+    """Fetches a bucket whole, or raises a BusError within the deadline; never half of one, never a wait without end.
+
+    Whether the bytes are those of the manifest is the subscriber's to verify. Its digests find accidents; whether
+    somebody may have changed them on purpose is the transport's, and written down in docs/transports.md.
+    """
+
+    async def fetch(self, ref: BulkRef, *, deadline_s: float, silent_s: float | None = None) -> np.ndarray:
+        """The array, read-only; `silent_s` is how long nothing may come, for whoever has another source.
+
+        Raises BulkGone, BulkCorrupt, TransportLost or DeadlineExceeded.
+        """
+        ...
+
+    def check(self, ref: BulkRef) -> None:
+        """Raises BulkGone if what `fetch` gave may have changed since."""
+        ...
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts since the start."""
+        ...
+
+    def close(self) -> None:
+        """End what runs; who waits is told. Returns within seconds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way for bytes: between which ends, and what it costs."""
+
+    reaches: str
+    needs: str
+    cost: str
+
+
+KINDS = {
+    "shm": Kind("processes of one host that see each other's /proc", "nothing", "no copy: the publisher's own memory"),
+    "stream": Kind("any host that the publisher's port is open to", "nothing",
+                   "one copy a side; encrypted (CURVE), or with a keyed digest a chunk, or plain: weights.protection"),
+    "directory": Kind("whoever sees the same directory, this job or another, now or later",
+                      "weights.directory; fsspec for what is no file:// path", "written once, read once, both in full"),
+    "nccl": Kind("two GPUs, of one host or of two", "torch with CUDA at both ends",
+                 "GPU to GPU; about a second for the group, once; nobody on that network may be hostile"),
+}
+"""By the name in `weights.transport`."""

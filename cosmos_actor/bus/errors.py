@@ -128,6 +128,10 @@ class BulkFull(BulkError):
     """The store's byte budget has no room for the array."""
 
 
+class NoSharedMemory(BulkError):
+    """This process may not have the shared memory that its store is to have."""
+
+
 class BulkGone(BulkError):
     """The referenced bytes do not exist any more."""
 

@@ -53,20 +53,26 @@ class KeyRing:
             found = path.stat()
             mode = stat.S_IMODE(found.st_mode)
             if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
-                raise ValueError
+                raise KeyFileError(f"{path} is not a key file", setting="keys")
             if mode & 0o077:
                 raise KeyFileError(f"{path} has mode {mode:04o}: others can read it; chmod 600", setting="keys")
-            loaded = json.loads(path.read_text(encoding="ascii"))
-            ring = cls(**{name: loaded[name] for name in ("run_id", "role", "public", "secret", "peers")})
+            return cls.parse(path.read_bytes(), str(path))
+        except OSError as error:
+            raise KeyFileError(f"{path}: {error.strerror}", setting="keys") from None
+
+    @classmethod
+    def parse(cls, content: bytes, name: str) -> KeyRing:
+        """What such a file holds. KeyFileError, which says `name`: it is not that."""
+        try:
+            loaded = json.loads(content.decode("ascii"))
+            ring = cls(**{field: loaded[field] for field in ("run_id", "role", "public", "secret", "peers")})
             if not all(map(_is_key, (ring.public, ring.secret, *ring.peers.values()))):
                 raise ValueError
             if type(ring.run_id) is not str or type(ring.role) is not str:
                 raise ValueError
             return ring
-        except OSError as error:
-            raise KeyFileError(f"{path}: {error.strerror}", setting="keys") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise KeyFileError(f"{path} is not a key file", setting="keys") from None
+            raise KeyFileError(f"{name} is not a key file", setting="keys") from None
 
 
 def make_run_keys(directory: PathLike, run_id: str, roles: Iterable[str]) -> Dict[str, Path]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -226,3 +228,23 @@ def test_settings_that_cannot_work_are_refused_by_name() -> None:
     for name, value in (("chunk_bytes", 1), ("budget_bytes", 0), ("prefault_bytes", 1 << 60)):
         with pytest.raises(BulkError, match=f"bulk.{name}"):
             BulkSettings(**{name: value})
+
+
+@pytest.mark.parametrize(("limit", "letter"), [("RLIMIT_FSIZE", "f"), ("RLIMIT_AS", "v")])
+def test_a_limit_of_the_process_that_leaves_too_little_shared_memory_is_one_line_with_the_setting(
+        limit: str, letter: str) -> None:
+    """In a process of its own, whose limit can not be raised again."""
+    program = (
+        "import resource, sys\n"
+        "from cosmos_actor.bus.bulk.store import BulkStore\n"
+        "from cosmos_actor.bus.bulk.settings import BulkSettings\n"
+        "from cosmos_actor.bus.errors import NoSharedMemory\n"
+        "from tests.bulk.tools import identity\n"
+        f"resource.setrlimit(resource.{limit}, (2 << 30, 2 << 30))\n"
+        "try:\n"
+        "    BulkStore(identity('policy-0'), BulkSettings(budget_bytes=4 << 30))\n"
+        "except NoSharedMemory as error:\n"
+        "    print(error)\n")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.count("\n") == 1 and "bytes of shared memory are to be had" in done.stdout
+    assert f"(`ulimit -{letter}`) or lower bulk.budget_bytes (setting `bulk.budget_bytes`)" in done.stdout

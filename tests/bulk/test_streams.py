@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,27 @@ def test_a_peer_that_stops_in_the_middle_is_named_with_the_progress_when_the_tim
     asyncio.run(main())
 
 
+def test_a_stream_whose_chunks_stop_ends_after_the_silence_that_was_allowed_and_a_slow_one_does_not() -> None:
+    async def main(pause_s: float, stops_after: int) -> None:
+        with store(16 * MIB) as made, served(made) as server, reader(replace(QUICK, window_chunks=1)) as there:
+            ref = elsewhere(made.try_put(pattern(6 * MIB), holder="a"))
+            answer, stopped = server.answer, threading.Event()
+
+            def answer_late(frames):
+                stopped.wait(pause_s if server.statistics()["chunks"] < stops_after else 60.0)
+                return answer(frames)
+
+            server.answer = answer_late
+            try:
+                await there.fetch(ref, deadline_s=20.0, silent_s=0.5)
+            finally:
+                stopped.set()
+
+    asyncio.run(main(pause_s=0.15, stops_after=6))
+    with pytest.raises(DeadlineExceeded, match=r"2 of 6 chunks of array 1 .* and nothing more for 0.5 s"):
+        asyncio.run(main(pause_s=0.0, stops_after=2))
+
+
 def test_an_owner_that_is_not_there_is_gone_long_before_the_deadline() -> None:
     async def main() -> None:
         with store() as made, reader(QUICK) as there:
@@ -181,6 +203,32 @@ def test_an_owner_that_is_not_there_is_gone_long_before_the_deadline() -> None:
             eventually(lambda: there.statistics()["streams"]["connections"] == 0, "the end of dialling")
 
     asyncio.run(main())
+
+
+def test_a_port_that_a_firewall_drops_is_named_with_its_address_and_settings_long_before_the_deadline() -> None:
+    """A listener whose queue is full drops what knocks, without a word, as a firewall does."""
+
+    async def main(listener: socket.socket) -> None:
+        with store() as made, reader(QUICK) as there:
+            address = "tcp://127.0.0.1:{}".format(listener.getsockname()[1])
+            ref = replace(elsewhere(made.try_put(pattern(MIB), holder="a")), address=address)
+            said = (r"0 of 1 chunks of array 1 .*; nothing at " + address + r" has answered for 0.3 s \(bulk.lost_s\): "
+                    r"a firewall drops what is sent there, .*peer \S+, channel bulk, setting `bus.host`")
+            with pytest.raises(BulkGone, match=said):
+                await asyncio.wait_for(there.fetch(ref, deadline_s=3600.0), 20.0)
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        try:
+            for one in waiting:
+                one.setblocking(False)
+                one.connect_ex(listener.getsockname())
+            asyncio.run(main(listener))
+        finally:
+            for one in waiting:
+                one.close()
 
 
 def test_word_that_the_owner_is_gone_ends_its_streams_at_once() -> None:

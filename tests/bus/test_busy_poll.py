@@ -52,6 +52,8 @@ def test_zero_sleeps_as_ever() -> None:
         poll = BusyPoll(0.0)
         poll.begin()
         assert not poll._turning
+        looks = iter(range(10**9))
+        assert not poll.spin(lambda: next(looks) < 0, 60.0) and next(looks) == 1
 
     asyncio.run(scenario())
 
@@ -111,6 +113,14 @@ def test_a_spin_sees_what_comes_and_ends_by_itself(monkeypatch: pytest.MonkeyPat
     assert poll.spin(lambda: True)
 
 
+def test_a_processor_that_comes_back_late_with_the_answer_was_with_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy_poll, "CONTENDED_S", 0.0)
+    looks = iter(range(10**9))
+    poll = BusyPoll(60.0)
+    assert poll.spin(lambda: next(looks) > busy_poll.LOOKS)
+    assert poll._not_before == 0.0
+
+
 def test_a_spin_ends_where_others_want_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy_poll, "CONTENDED_S", 0.0)
     looks = iter(range(10**9))
@@ -119,10 +129,10 @@ def test_a_spin_ends_where_others_want_the_processor(monkeypatch: pytest.MonkeyP
     assert next(looks) <= busy_poll.LOOKS + 3
     monkeypatch.setattr(busy_poll.time, "monotonic", lambda: now)
     pauses = []
-    for _ in range(8):
+    for _ in range(9):
         now = poll._not_before
         assert not poll.spin(lambda: False)
         pauses.append(round(poll._not_before - now, 3))
-    assert pauses == [0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5, 0.5]
+    assert pauses == [0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.5, 0.5]
     now += 10.0
-    assert not poll.spin(lambda: False) and round(poll._not_before - now, 3) == 0.02, "it was calm meanwhile"
+    assert not poll.spin(lambda: False) and round(poll._not_before - now, 3) == 0.002, "it was calm meanwhile"

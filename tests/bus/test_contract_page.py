@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "contract"
 LETTERS = {"work": "W", "call": "C", "event": "E", "state": "S", "peers": "P", "bytes": "B", "ends": "Z",
-           "registry": "R", "faults": "F", "simulators": "M"}
+           "registry": "R", "faults": "F", "simulators": "M", "fan-out": "G"}
+FOLDERS = {"fan-out": "weight_plane"}
+"""Of the tests that a page names without one; otherwise tests/bus."""
 
 
 @pytest.mark.skipif(not PAGES.exists(), reason="the docs are not beside these tests")
@@ -25,7 +27,7 @@ def test_every_promise_is_numbered_and_names_tests_that_exist(page: str) -> None
         assert any(name for name, _ in named), row
         for name, test in named:
             file = name or file
-            path = ROOT / file if file.startswith("tests/") else ROOT / "tests" / "bus" / file
+            path = ROOT / file if file.startswith("tests/") else ROOT / "tests" / FOLDERS.get(page, "bus") / file
             assert path.exists(), file
             assert not test or f"def {test}(" in path.read_text(), f"{file}::{test}"
 

@@ -69,7 +69,8 @@ def test_a_reserved_address_is_served_by_one_process_after_the_other(context: An
         for number in (b"1", b"2"):
             dealer = sockets.make_dealer(context, None, None, b"dealer" + number, 1000)
             dealer.connect(address)
-            router = sockets.make_router(context, None, 1000)
+            process = zmq.Context()
+            router = sockets.make_router(process, None, 1000)
             assert sockets.bind(router, address, os.dup(listener.fileno())) == address
             assert dealer.poll(5000, zmq.POLLOUT)
             dealer.send(b"hello")
@@ -78,6 +79,7 @@ def test_a_reserved_address_is_served_by_one_process_after_the_other(context: An
                 sockets.reserve(address)
             dealer.close(0)
             router.close(0)
+            process.term()  # waits until nobody accepts for it any more, as the end of a process does
 
 
 @pytest.mark.parametrize(("address", "line"), [

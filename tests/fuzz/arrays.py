@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+import msgpack
 import numpy as np
 
 from cosmos_actor.bus import Identity
@@ -20,8 +21,13 @@ from cosmos_actor.bus.bulk.wire import Ask, pack_ask, pack_chunk, pack_no, unpac
 from cosmos_actor.bus.codec import DTYPES
 from cosmos_actor.bus.errors import BulkError, BusError, CorruptFrame, SchemaError
 from cosmos_actor.bus.schema import decode, encode, pack, unpack
-from cosmos_actor.weight_plane.errors import WeightError
-from cosmos_actor.weight_plane.manifest import Manifest, digest_of_entries, entries_of
+from cosmos_actor.weight_plane.base import Base
+from cosmos_actor.weight_plane.comparing import compare
+from cosmos_actor.weight_plane.delta import Delta
+from cosmos_actor.weight_plane.delta import pack as pack_delta
+from cosmos_actor.weight_plane.digest import raw, tensor_sums, weights_digest
+from cosmos_actor.weight_plane.errors import DeltaInvalid, WeightError
+from cosmos_actor.weight_plane.manifest import DeltaRef, Manifest, digest_of_entries, entries_of
 from cosmos_actor.weight_plane.version import Version
 from tests.fuzz.case import Broken, Case, Refused, until_the_end
 from tests.fuzz.mutations import changed_bytes, changed_value, packed
@@ -186,12 +192,52 @@ class Manifests:
                 raise Broken("a tensor of another dtype")
 
 
+class Deltas:
+    """A delta is taken whole, and then the weights are the trainer's, or not at all."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.old = {"w": rng.integers(0, 1 << 16, 3000, np.uint16), "b": np.ones(500, np.float32)}
+        new = {"w": self.old["w"] + (rng.random(3000) < 0.03).astype(np.uint16), "b": self.old["b"].copy()}
+        new["b"][7] = 2.0
+        self.sums = tensor_sums(self.old)
+        facts = weights_digest(self.old), weights_digest(new)
+        found = compare(new, {name: raw(array) for name, array in self.old.items()})
+        self.payload = pack_delta(Delta((0, 1), (0, 2), *facts, found.parts)).tobytes()
+        store = a_store()
+        ref = store.try_put(np.frombuffer(self.payload, np.uint8), holder="fuzz")
+        self.ref = DeltaRef(Version("run", 0, 1), Version("run", 0, 2), *facts, found.changed, ref, b"")
+        self.head = 8 + int.from_bytes(self.payload[4:8], "little")
+        self.header = self.payload[8 : self.head]
+
+    def make(self, choose: random.Random) -> bytes:
+        if choose.random() < 0.5:
+            return changed_bytes(self.payload, [self.payload], choose)
+        header = self.header
+        if choose.random() < 0.7:
+            header = packed(changed_value(msgpack.unpackb(header), choose))
+        else:
+            header = changed_bytes(header, [header], choose)
+        return self.payload[:4] + len(header).to_bytes(4, "little") + header + self.payload[self.head :]
+
+    def decode(self, data: bytes) -> None:
+        base = Base(self.ref.base, self.old, self.sums)
+        try:
+            base.apply(self.ref, np.frombuffer(data, np.uint8))
+        finally:
+            known = (self.ref.digest, self.ref.base_digest)
+            if weights_digest(base.tensors) != base.digest or base.digest not in known:
+                raise Broken("a delta was taken in part")
+
+
 def cases() -> list[Case]:
     references, asks, replies, returns, manifests = References(), Asks(), Replies(), Returns(), Manifests()
+    deltas = Deltas()
     return [
         Case("bulk references", references.make, references.decode, (BusError,), 2 * MIB),
         Case("asks of a stream", asks.make, asks.decode, (CorruptFrame,)),
         Case("replies of a stream", replies.make, replies.decode, (CorruptFrame, BulkError)),
         Case("returned arrays", returns.make, returns.decode, ()),
         Case("weight manifests", manifests.make, manifests.decode, (WeightError, BulkError), MIB),
+        Case("weight deltas", deltas.make, deltas.decode, (DeltaInvalid,), 2 * MIB),
     ]

@@ -16,6 +16,7 @@ NAMES = (
     "msgpack", "envelope and ring places", "lane records", "offers of a ring and a lane", "introductions", "messages",
     "a link that was dialled to us", "a link that we dialled",
     "bulk references", "asks of a stream", "replies of a stream", "returned arrays", "weight manifests",
+    "weight deltas",
     "key files", "words of --faults",
 )
 

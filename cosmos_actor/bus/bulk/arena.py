@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Tuple
 
 import numpy as np
 
-from ..errors import BulkError
+from ..errors import BulkError, NoSharedMemory
 from .allocator import PAGE_BYTES, block_bytes
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ class ArenaRefused(BulkError):
     """This arena cannot be mapped here; the text says why. Its owner may still be reachable by stream."""
 
 
+def _limit_of(error: OSError) -> str:
+    """The letter by which `ulimit` sets what refused an arena: the size of files, or of the address space."""
+    return "f" if error.errno == errno.EFBIG else "v"
+
+
 class Arena:
     """The producer's side: the only mapping in the system that can change the bytes."""
 
@@ -51,8 +56,15 @@ class Arena:
         self.size_bytes = self.first_byte + self.capacity_bytes
         self.token = os.urandom(16)
         self.fd = os.memfd_create("cosmos-actor-bulk", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, self.size_bytes)
-        self._mapping = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        try:
+            os.ftruncate(self.fd, self.size_bytes)
+            self._mapping = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError as error:
+            os.close(self.fd)
+            raise NoSharedMemory(
+                f"no {self.size_bytes} bytes of shared memory are to be had ({error.strerror}): raise this process's "
+                f"limit (`ulimit -{_limit_of(error)}`) or lower bulk.budget_bytes", setting="bulk.budget_bytes",
+            ) from error
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8)
         self._cells = _cells(self._mapping, self.first_byte)
         HEAD.pack_into(self._mapping, 0, MAGIC, self.token, self.first_byte, self.size_bytes)

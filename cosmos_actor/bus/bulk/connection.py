@@ -15,6 +15,8 @@ from .server import LONGEST_CHUNK_BYTES
 MAX_REPLY_BYTES = LONGEST_CHUNK_BYTES + 4096
 REDIAL_S = 0.2
 # A pause between two attempts, so that a restarting owner is not dialled in a busy loop.
+DIALLING = "dialling"
+# Why a connection is down that was never up and never refused.
 RESEND_S = 0.01
 # The handshake is over a moment before the connection takes messages.
 _EVENTS = (
@@ -38,7 +40,7 @@ class Connection:
         self.address = address
         self.up = False
         self.down_since = now
-        self.reason = "dialling"
+        self.reason = DIALLING
         self.refusal: Optional[str] = None
         self.breaks = 0
         self._context, self._keys, self._server_key = context, keys, server_key

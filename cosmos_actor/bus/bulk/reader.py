@@ -38,7 +38,8 @@ class BulkReader:
         self._counts = {"views": 0, "view_bytes": 0, "streamed": 0, "streamed_bytes": 0}
 
     async def fetch(
-        self, ref: BulkRef, *, deadline_s: float, verify: bool = False, on_drop: Optional[Callable[[], None]] = None
+        self, ref: BulkRef, *, deadline_s: float, silent_s: Optional[float] = None, verify: bool = False,
+        on_drop: Optional[Callable[[], None]] = None
     ) -> NDArray[Any]:
         """The array, read-only. bfloat16 comes as uint16 bits.
 
@@ -46,15 +47,12 @@ class BulkReader:
         producer's memory, or here when the array is a copy. Not when this raises.
         `verify` compares it with the digest in the reference (`put(digest=True)`); the chunks of a stream always are.
         Raises BulkGone when the lease or the owner ended, BulkCorrupt when the bytes are others, DeadlineExceeded with
-        the progress of the stream.
+        the progress of the stream, also when no chunk of it came for `silent_s`.
         """
-        kind = storage_dtype(ref)
-        if ref.nbytes > self.settings.max_array_bytes:
-            raise BulkCorrupt(f"{ref} is larger than {self.settings.max_array_bytes} bytes", peer=ref.owner,
-                              setting="bulk.max_array_bytes")
+        kind = storage_dtype(ref, self.settings.max_array_bytes)
         arena = self._arena(ref)
         if arena.view is None:
-            found = await self._stream(ref, kind, arena.refusal, deadline_s)
+            found = await self._stream(ref, kind, arena.refusal, deadline_s, silent_s)
         else:
             found = self._look(arena.view, ref, kind)
         if verify:
@@ -110,10 +108,12 @@ class BulkReader:
         self._counts["view_bytes"] += ref.nbytes
         return view.array(ref.offset, kind, ref.shape)
 
-    async def _stream(self, ref: BulkRef, kind: Any, refusal: str, deadline_s: float) -> NDArray[Any]:
+    async def _stream(
+        self, ref: BulkRef, kind: Any, refusal: str, deadline_s: float, silent_s: Optional[float]
+    ) -> NDArray[Any]:
         if self._streams is None or not ref.address:
             raise BulkGone(f"{ref} can be read on its own host only: {refusal}", peer=ref.owner)
-        found = await self._streams.fetch(ref, kind, deadline_s)
+        found = await self._streams.fetch(ref, kind, deadline_s, silent_s)
         found.flags.writeable = False
         self._counts["streamed"] += 1
         self._counts["streamed_bytes"] += ref.nbytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -83,8 +83,11 @@ def possible_shape(shape: Sequence[int], itemsize: int) -> bool:
     return nbytes < 2**63
 
 
-def storage_dtype(ref: BulkRef) -> Any:
-    """The numpy dtype of the stored items. Raises BulkCorrupt for a reference that contradicts itself."""
+def storage_dtype(ref: BulkRef, max_array_bytes: Optional[int] = None) -> Any:
+    """The numpy dtype of the stored items.
+
+    Raises BulkCorrupt for a reference that contradicts itself, or to more bytes than whoever reads it takes.
+    """
     kind = DTYPES.get(ref.dtype)
     if kind is None or len(ref.shape) > MAX_ARRAY_RANK or any(size < 0 for size in ref.shape):
         raise BulkCorrupt(f"{ref}: no array has this dtype and shape", peer=ref.owner)
@@ -96,4 +99,7 @@ def storage_dtype(ref: BulkRef) -> Any:
     fits = possible_shape(ref.shape, kind.itemsize) and items * kind.itemsize == ref.nbytes
     if not fits or ref.offset < 0 or ref.offset + ref.nbytes > ref.arena_bytes:
         raise BulkCorrupt(f"{ref}: the size does not follow from dtype, shape and arena", peer=ref.owner)
+    if max_array_bytes is not None and ref.nbytes > max_array_bytes:
+        raise BulkCorrupt(f"{ref} is larger than {max_array_bytes} bytes", peer=ref.owner,
+                          setting="bulk.max_array_bytes")
     return kind

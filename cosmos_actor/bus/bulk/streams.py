@@ -14,7 +14,7 @@ import zmq
 from ..errors import BulkError, BulkGone, BusError, CorruptFrame, DeadlineExceeded, PeerRefused
 from ..keys import KeyRing
 from ..socket import make_context
-from .connection import Connection
+from .connection import DIALLING, Connection
 from .incoming import Incoming
 from .ref import BulkRef
 from .settings import BulkSettings
@@ -31,11 +31,14 @@ STOP_WITHIN_S = 5.0
 class Fetch:
     """One fetch on its way between the event loop that waits for it and the thread that runs it."""
 
-    def __init__(self, ref: BulkRef, kind: Any, now: float, deadline_s: float) -> None:
+    def __init__(self, ref: BulkRef, kind: Any, now: float, deadline_s: float, silent_s: Optional[float]) -> None:
         self.ref = ref
         self.kind = kind
         self.begun = now
         self.deadline_s = deadline_s
+        self.silent_s = deadline_s if silent_s is None else silent_s
+        self.heard = now
+        """When its turn came, or its last chunk."""
         self.incoming: Optional[Incoming] = None
         """None while the fetch waits for its turn."""
         self.ended = False
@@ -44,7 +47,15 @@ class Fetch:
 
     @property
     def expires(self) -> float:
-        return self.begun + self.deadline_s
+        """When it is over: at its deadline, or earlier if nothing more comes."""
+        deadline = self.begun + self.deadline_s
+        return deadline if self.incoming is None else min(deadline, self.heard + self.silent_s)
+
+    @property
+    def limit(self) -> str:
+        """The one of its two limits that ends first."""
+        silent = self.expires < self.begun + self.deadline_s
+        return f"and nothing more for {self.silent_s:g} s" if silent else f"within {self.deadline_s:g} s"
 
     def end(self, array: Optional[NDArray[Any]], error: Optional[Exception] = None) -> None:
         self.ended = True
@@ -84,9 +95,14 @@ class StreamClient:
         """For `_closing` together with `_new`: no fetch comes in after the last ones were ended."""
         self._counts = {"fetches": 0, "done": 0, "failed": 0, "asked_again": 0, "damaged": 0, "malformed": 0}
 
-    async def fetch(self, ref: BulkRef, kind: Any, deadline_s: float) -> NDArray[Any]:
-        """The array. Raises BulkGone, BulkCorrupt, PeerRefused, DeadlineExceeded (with owner, array and progress)."""
-        fetch = Fetch(ref, kind, self._now(), deadline_s)
+    async def fetch(
+        self, ref: BulkRef, kind: Any, deadline_s: float, silent_s: Optional[float] = None
+    ) -> NDArray[Any]:
+        """The array. Raises BulkGone, BulkCorrupt, PeerRefused, DeadlineExceeded (with owner, array and progress).
+
+        The last also when no chunk came for `silent_s`, counted from when the fetch has its turn.
+        """
+        fetch = Fetch(ref, kind, self._now(), deadline_s, silent_s)
         with self._lock:
             if self._closing:
                 raise BulkGone(self._end_reason, peer=ref.owner)
@@ -181,6 +197,7 @@ class StreamClient:
         except (BusError, MemoryError) as error:
             self._end(fetch, error)
             return
+        fetch.heard = now
         self._running[stream] = fetch
 
     def _connection(self, ref: BulkRef, now: float) -> Connection:
@@ -204,6 +221,7 @@ class StreamClient:
         except BulkError as error:
             self._end(fetch, error)
         else:
+            fetch.heard = now
             if fetch.incoming.complete:
                 self._end(fetch, None)
 
@@ -225,7 +243,7 @@ class StreamClient:
         elif fetch.ended:
             self._forget(fetch)
         elif now >= fetch.expires:
-            self._end(fetch, DeadlineExceeded(f"{self._progress(fetch)} within {fetch.deadline_s:g} s",
+            self._end(fetch, DeadlineExceeded(f"{self._progress(fetch)} {fetch.limit} from {fetch.ref.address}",
                                               peer=fetch.ref.owner, channel="bulk"))
         else:
             return False
@@ -237,8 +255,16 @@ class StreamClient:
             self._end(fetch, PeerRefused(f"the bulk server at {connection.address}: {connection.refusal}",
                                          peer=fetch.ref.owner, channel="bulk"))
         elif not connection.up and now - max(connection.down_since, fetch.begun) >= self._settings.lost_s:
-            where = f"the owner's bulk server at {connection.address} is gone: {connection.reason}"
-            self._end(fetch, BulkGone(f"{self._progress(fetch)}; {where}", peer=fetch.ref.owner, channel="bulk"))
+            self._end(fetch, self._lost_error(fetch, connection))
+
+    def _lost_error(self, fetch: Fetch, connection: Connection) -> BulkGone:
+        if connection.reason == DIALLING:  # a port that is closed refuses; this one does not even do that
+            where = (f"nothing at {connection.address} has answered for {self._settings.lost_s:g} s (bulk.lost_s): a "
+                     "firewall drops what is sent there, or that address is not the owner's as seen from here")
+            setting: Optional[str] = "bus.host"
+        else:
+            where, setting = f"the owner's bulk server at {connection.address} is gone: {connection.reason}", None
+        return BulkGone(f"{self._progress(fetch)}; {where}", peer=fetch.ref.owner, channel="bulk", setting=setting)
 
     def _end_lost(self, owner: str, incarnation: str) -> None:
         for fetch in [*self._running.values(), *self._waiting]:

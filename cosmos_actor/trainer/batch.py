@@ -15,6 +15,9 @@ import numpy as np
 
 from cosmos_actor.actors.trajectory import TrajectoryGroup
 
+WHOLE_NUMBERS = ("tokens", "versions")
+"""Columns of int64; the others are float32."""
+
 
 class BatchError(ValueError):
     """What was given can not be trained on."""
@@ -30,12 +33,16 @@ class Batch:
     """[B, T] float32."""
     lengths: np.ndarray
     """[B] int64, tokens of each sequence."""
+    engine_logprobs: np.ndarray
+    """[B, T] float32, as the engine sampled the tokens; zero where unknown."""
     old_logprobs: np.ndarray
-    """[B, T] float32, zero where unknown."""
+    """[B, T] float32, the ratio's denominator: the engine's, unless the trainer put its own there."""
     reference_logprobs: np.ndarray
     """[B, T] float32, zero where unknown."""
     advantages: np.ndarray
     """[B, T] float32."""
+    versions: np.ndarray
+    """[B, T] int64, the weights that sampled each token; zero where unknown."""
 
     @property
     def size(self) -> int:
@@ -56,6 +63,10 @@ class Batch:
     def with_old_logprobs(self, logprobs: np.ndarray) -> Batch:
         """This batch with other log-probs [B, T] in the ratio's denominator."""
         return replace(self, old_logprobs=logprobs)
+
+    def weighted(self, weights: np.ndarray) -> Batch:
+        """This batch with advantages times `weights` [B, T], 0 or more: a policy loss is linear in the advantage."""
+        return replace(self, advantages=(self.advantages * weights).astype(np.float32))
 
 
 def batch_from_groups(
@@ -124,6 +135,7 @@ def _rows_of(
             old=group.logprobs[part],
             reference=None if reference is None else reference[part],
             advantage=float(value),
+            versions=group.versions[part],
         )
         for part, value in zip(group.slices(), advantages, strict=True)
     ]
@@ -136,24 +148,28 @@ def _row(
     old: np.ndarray | None = None,
     reference: np.ndarray | None = None,
     advantage: float = 0.0,
+    versions: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     if len(prompt) == 0:
         raise BatchError("a prompt has no tokens, so its answer's first token has no log-prob")
     before = np.zeros(len(prompt))
     zeros = np.zeros(len(answer))
+    engine = np.concatenate([before, zeros if old is None else old])
     return {
         "tokens": np.concatenate([prompt, answer]),
         "mask": np.concatenate([before, np.ones(len(answer))]),
-        "old_logprobs": np.concatenate([before, zeros if old is None else old]),
+        "engine_logprobs": engine,
+        "old_logprobs": engine,
         "reference_logprobs": np.concatenate([before, zeros if reference is None else reference]),
         "advantages": np.concatenate([before, zeros + advantage]),
+        "versions": np.concatenate([before, zeros if versions is None else versions]),
     }
 
 
 def _padded(rows: list[dict[str, np.ndarray]]) -> Batch:
     lengths = np.array([len(row["tokens"]) for row in rows], dtype=np.int64)
     shape = (len(rows), int(lengths.max()))
-    columns = {name: np.zeros(shape, dtype=np.int64 if name == "tokens" else np.float32) for name in rows[0]}
+    columns = {name: np.zeros(shape, dtype=np.int64 if name in WHOLE_NUMBERS else np.float32) for name in rows[0]}
     for index, row in enumerate(rows):
         for name, values in row.items():
             columns[name][index, : len(values)] = values

@@ -3,6 +3,7 @@
     DIRECTORY/model/…      every weight, torch.distributed.checkpoint format, any number of ranks can read it
     DIRECTORY/optim/…      both moments and the step of AdamW; absent before the first update
     DIRECTORY/trainer/…    counts of updates and each rank's random state, JSON
+    DIRECTORY/adapter/…    where an adapter is trained: a directory that peft loads; model/ then has the adapter only
     DIRECTORY/digests.json SHA-256 of each file above, written last: a directory without it is not a checkpoint
 
 The caller writes into a temporary name and renames it. `verify` needs no torch.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,6 +43,8 @@ class Trainer(Protocol):
     """A checkpoint of another one is refused."""
     model_setting: str
     """The setting that decides `model_name`."""
+    base_digest: str
+    """Of the frozen base of an adapter, which a checkpoint does not hold; empty without one."""
 
     def reset_optimizer(self) -> None:
         """Forget the moments."""
@@ -59,19 +62,22 @@ class CheckpointNotWritten(Exception):
     """A checkpoint could not be written, for another reason than the file system's."""
 
 
-def save_trainer(trainer: Trainer, directory: Path) -> None:
-    """Write everything. A collective; `directory` may exist and is to be empty. Raises RunDirectoryUnusable."""
+def save_trainer(trainer: Trainer, directory: Path, also: Callable[[Path], None] | None = None) -> None:
+    """Write everything. A collective; `directory` may exist and is to be empty. Raises RunDirectoryUnusable.
+
+    `also` writes more below `directory`, which belongs to the checkpoint as all else does.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
-        _save(trainer, directory)
+        _save(trainer, directory, also)
     except (Exception, CheckpointException) as error:  # torch's own is none of Exception
         failures = getattr(error, "failures", None) or {0: (error, None)}  # rank -> (error, its stack)
         refused = next((found for failure, _ in failures.values() if (found := refusal(failure)) is not None), None)
         raise refused or CheckpointNotWritten(f"{directory} can not be written: {error}") from error
 
 
-def _save(trainer: Trainer, directory: Path) -> None:
+def _save(trainer: Trainer, directory: Path, also: Callable[[Path], None] | None) -> None:
     import torch.distributed.checkpoint as dcp
 
     state = _tensors(trainer, with_optimizer=bool(trainer.optimizer.state))
@@ -81,6 +87,8 @@ def _save(trainer: Trainer, directory: Path) -> None:
             dcp.save(tensors, checkpoint_id=directory / part, no_dist=no_dist)
     record = json.dumps(_record(trainer), indent=1)
     (directory / "trainer" / f"rank_{trainer.world.rank}.json").write_text(record, encoding="utf-8")
+    if also is not None:
+        also(directory)
     trainer.world.barrier()
     if trainer.world.rank == 0:
         _write_digests(directory)
@@ -90,7 +98,7 @@ def _save(trainer: Trainer, directory: Path) -> None:
 def load_trainer(trainer: Trainer, directory: Path) -> None:
     """Read everything. A collective. Raises CheckpointError before anything of the trainer has changed."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import set_state_dict
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_state_dict
 
     verify(directory)
     record = _read_record(directory, trainer.world.rank)
@@ -103,10 +111,11 @@ def load_trainer(trainer: Trainer, directory: Path) -> None:
             dcp.load(tensors, checkpoint_id=directory / part, no_dist=no_dist)
     if record["optimizer"]:
         set_state_dict(
-            trainer.model, trainer.optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+            trainer.model, trainer.optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"],
+            options=_options(trainer)
         )
     else:
-        trainer.model.load_state_dict(state["model"])
+        set_model_state_dict(trainer.model, state["model"], options=_options(trainer))
     trainer.updates = dict(record["updates"])
     _restore_random(record["random"])
 
@@ -158,9 +167,25 @@ def _tensors(trainer: Trainer, *, with_optimizer: bool) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 
     if not with_optimizer:
-        return {"model": get_model_state_dict(trainer.model)}
-    model, optim = get_state_dict(trainer.model, trainer.optimizer)
-    return {"model": model, "optim": optim}
+        return {"model": _kept(trainer, get_model_state_dict(trainer.model, options=_options(trainer)))}
+    model, optim = get_state_dict(trainer.model, trainer.optimizer, options=_options(trainer))
+    return {"model": _kept(trainer, model), "optim": optim}
+
+
+def _kept(trainer: Trainer, model: dict[str, Any]) -> dict[str, Any]:
+    """Without a frozen base. torch leaves a frozen tensor that has two names in under the second."""
+    if not trainer.base_digest:
+        return model
+    trained = {name for name, tensor in trainer.model.named_parameters() if tensor.requires_grad}
+    return {name: tensor for name, tensor in model.items() if name in trained}
+
+
+def _options(trainer: Trainer) -> Any:
+    """A frozen base is in no checkpoint. What was asked of a checkpoint and is not in it is an error all the same."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    adapted = bool(trainer.base_digest)
+    return StateDictOptions(ignore_frozen_params=adapted, strict=not adapted)
 
 
 def _record(trainer: Trainer) -> dict[str, Any]:
@@ -170,6 +195,7 @@ def _record(trainer: Trainer) -> dict[str, Any]:
         "ranks": trainer.world.size,
         "optimizer": bool(trainer.optimizer.state),
         "updates": trainer.updates,
+        "base": trainer.base_digest,
         "random": _random(),
     }
 
@@ -186,6 +212,13 @@ def _check_record(record: dict[str, Any], trainer: Trainer, directory: Path) -> 
         raise CheckpointError(f"{file} has format {record['format']}, this program reads {FORMAT}")
     if record["model"] != trainer.model_name:
         raise CheckpointError(f"{file} is of {trainer.model_setting} = {record['model']}, not of {trainer.model_name}")
+    base = record.get("base", "")
+    if bool(base) != bool(trainer.base_digest):
+        there, asked = ("an adapter", "a whole model") if base else ("a whole model", "an adapter")
+        raise CheckpointError(f"{file} is of {there}, and policy.lora.rank asks for {asked}")
+    if base != trainer.base_digest:
+        raise CheckpointError(f"{file} is of an adapter for a base with digest {base[:16]}, {trainer.model_setting} = "
+                              f"{trainer.model_name} has {trainer.base_digest[:16]} now")
 
 
 def _write_digests(directory: Path) -> None:

@@ -34,6 +34,7 @@ from cosmos_actor.trainer.objectives import kl_estimate, ppo_clip, value_loss
 from cosmos_actor.trainer.observations import Seen
 from cosmos_actor.trainer.policy import NotFinite
 from cosmos_actor.trainer.running_moments import CLIP
+from cosmos_actor.trainer.snapshots import Snapshot, Snapshots
 from cosmos_actor.trainer.vla_model import shifted
 from cosmos_actor.trainer.world import World
 
@@ -102,6 +103,8 @@ class ControlTrainer:
     """
 
     model_setting = "control.network"
+    base_digest = ""
+    """The whole model is trained."""
 
     def __init__(self, settings: ControlSettings, observations: Mapping[str, ArraySpec], action: ActionSpec, *,
                  seed: int, total_updates: int, cloning_updates: int = 0, part: Part = "joint",
@@ -112,10 +115,12 @@ class ControlTrainer:
         if self.world.size > 1:
             raise ValueError(f"control is trained by one rank, not by {self.world.size}")
         self.model_name = _model_name(settings, observations, action)
+        self.snapshots = Snapshots()
         self.reset()
 
     def reset(self) -> None:
         """Back to the state that settings, specs and seed describe."""
+        self.snapshots.settle()
         self.updates = {"ppo": 0, "cloning": 0}
         self.model = make_model(self.settings, self.observations, self.action, self.seed).to(self.world.device)
         self.scorer = ControlScorer(self.model, self.settings.threads)
@@ -134,9 +139,10 @@ class ControlTrainer:
         """One PPO update on the fields of a ControlBatch. Returns the metrics. Raises BatchError and NotFinite."""
         started = time.perf_counter()
         use_threads(self.settings.threads)
+        self.snapshots.before_a_write()
         given = _checked(ControlBatch(**batch), self.settings.ppo.mini_batches)  # type: ignore[arg-type]
-        if self.updates["ppo"] == 0:
-            self.reset_optimizer()  # what cloning left there is of another loss
+        if self.updates["ppo"] in (0, self.settings.ppo.critic_first):
+            self.reset_optimizer()  # moments of another loss, or of no gradient, would make the first steps too long
         seen = self.model.layout(given.observations)
         columns = self._columns(given, seen.to(self.world.device))
         rate = self._set_learning_rate(*self._ppo_rates())
@@ -156,6 +162,7 @@ class ControlTrainer:
         """
         started = time.perf_counter()
         use_threads(self.settings.threads)
+        self.snapshots.before_a_write()
         cloning, given = self.settings.cloning, Shown(**batch)  # type: ignore[arg-type]
         if len(given.actions) < cloning.mini_batches:
             raise BatchError(f"{len(given.actions)} demonstrated moments do not fill {cloning.mini_batches} "
@@ -181,6 +188,10 @@ class ControlTrainer:
         """A host copy of every weight and running moment, by name."""
         return host_copies(named_tensors(self.model).items())
 
+    def snapshot(self) -> Snapshot:
+        """The same, in memory that is used again when it is released. It goes on while later steps compute."""
+        return self.snapshots.take(named_tensors(self.model))
+
     def save(self, directory: str | Path) -> None:
         """Everything that an exact resume needs, below `directory`."""
         from cosmos_actor.trainer.checkpoint import save_trainer
@@ -191,6 +202,7 @@ class ControlTrainer:
         """Continue exactly where `save` was called. Raises CheckpointError naming the file."""
         from cosmos_actor.trainer.checkpoint import load_trainer
 
+        self.snapshots.settle()
         load_trainer(self, Path(directory))
 
     def close(self) -> None:
@@ -321,6 +333,6 @@ def _model_name(settings: ControlSettings, observations: Mapping[str, ArraySpec]
     acts = [action.n] if action.kind == DISCRETE else list(action.shape)
     layers = "-".join(str(width) for width in network.hidden)
     if network.kind == "vla":
-        layers = json.dumps(settings.flow.model_dump(exclude={"eta", "correlation"}))
+        layers = json.dumps(settings.flow.model_dump(exclude={"eta", "correlation", "noisy_steps"}))
     return " ".join([network.kind, layers, network.activation, "shared" if network.shared else "separate", *moments,
                      json.dumps(shapes), action.kind, json.dumps(acts)])

@@ -35,6 +35,9 @@ class FlowSettings(Settings):
     steps: int = setting(4, "of the sampler, from noise to actions", ge=1)
     eta: float = setting(0.5, "noise of the sampler that explores, whose steps then have a likelihood (flow-SDE); an "
                          "evaluation has none", gt=0.0)
+    noisy_steps: int = setting(
+        0, "the last so many steps of the sampler are noisy, the others follow the ODE; early noise explores little "
+        "and blurs the gradient; 0 = all", unit="steps", ge=0)
     correlation: float = setting(
         0.0, "of the noise of a chunk's actions with each other; independent noise averages itself out over a chunk, "
         "and explores little", ge=0.0, lt=1.0)

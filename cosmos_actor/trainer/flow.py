@@ -13,6 +13,9 @@ ODE dx = v dτ, with noise, so that each step is a Gaussian whose density is kno
     dx = [v - σ²/(2(1-τ))·C(x - τ·v)] dτ + σ·L dw,    σ = η·sqrt((1-τ)/τ), at τ = 0 that of the first step's end
 (x - τ·v is the network's guess of ε, and -ε/(1-τ) the score of x_τ.) C = L·Lᵀ correlates the noise of a chunk's
 actions: C = (1-ρ)·I + ρ·11ᵀ over K. Independent noise (ρ = 0) averages itself out over a chunk and explores little.
+Only the last steps may be noisy, the others being the ODE's (Ren et al. 2025, "DPPO", train the last ones alone): what
+is drawn early the flow partly undoes, so it explores little and costs the gradient as much noise as the rest. What the
+ODE has made is then taken as given, though its steps move with the weights: an approximation, DPPO freezes them.
 """
 
 from __future__ import annotations
@@ -49,18 +52,25 @@ def likeliest_chain(velocity: Velocity, noise: Tensor, steps: int) -> Tensor:
 
 @dataclass(frozen=True)
 class FlowSde:
-    """The sampler with noise η of T `steps` for chunks of K actions, correlated by 0 <= ρ < 1."""
+    """The sampler with noise η of T `steps` for chunks of K actions, correlated by 0 <= ρ < 1.
+
+    Its last `noisy` steps are stochastic, all if that is 0 or more than there are. The log-prob is theirs alone.
+    """
 
     steps: int
     chunk: int
     eta: float
     correlation: float = 0.0
+    noisy: int = 0
 
     def draw(self, velocity: Velocity, noise: Tensor) -> tuple[Tensor, Tensor]:
         """noise [n, T+1, K, A], standard normal -> the chain, and its log-prob [n] given x_0 = noise[:, 0], nats."""
         x, logprob = noise[:, 0], noise.new_zeros(len(noise))
         chain, colour = [x], self._colour(noise)
-        for step in range(self.steps):
+        for step in range(self._first):
+            x = x + velocity(x, _time(x, step, self.steps)) / self.steps
+            chain.append(x)
+        for step in range(self._first, self.steps):
             mean, std = self.transition(x, velocity(x, _time(x, step, self.steps)), step)
             white = noise[:, step + 1]
             x = mean + std * (colour @ white)
@@ -69,21 +79,22 @@ class FlowSde:
         return torch.stack(chain, dim=1), logprob
 
     def logprob(self, velocity: Velocity, chain: Tensor) -> Tensor:
-        """[n]: the log-density of x_1 … x_T given x_0, nats. All steps are one pass of `velocity` over n·T rows."""
-        rows, steps = len(chain), self.steps
-        before = chain[:, :-1].reshape(rows * steps, *chain.shape[2:])
-        times = torch.arange(steps, device=chain.device, dtype=chain.dtype).div(steps).repeat(rows)
-        v = velocity(before, times).reshape(rows, steps, *chain.shape[2:])
+        """[n]: the log-density of the noisy steps' x given their predecessors, nats; one pass of `velocity` for all."""
+        rows, first, steps = len(chain), self._first, self.steps
+        before = chain[:, first:-1].flatten(0, 1)
+        times = torch.arange(first, steps, device=chain.device, dtype=chain.dtype).div(steps).repeat(rows)
+        v = velocity(before, times).reshape(rows, steps - first, *chain.shape[2:])
         total, whitener = chain.new_zeros(rows), torch.linalg.inv(self._colour(chain))
-        for step in range(steps):
-            mean, std = self.transition(chain[:, step], v[:, step], step)
+        for step in range(first, steps):
+            mean, std = self.transition(chain[:, step], v[:, step - first], step)
             total = total + self._logprob(whitener @ ((chain[:, step + 1] - mean) / std), std)
         return total
 
     def entropy(self, elements: int) -> float:
-        """Nats of x_1 … x_T given their predecessors, for actions of `elements`: a constant, since the noise is."""
-        each = sum(math.log(self._std(step)) + 0.5 + HALF_LOG_TWO_PI for step in range(self.steps))
-        return elements * (self.chunk * each + self.steps * self._log_volume)
+        """Nats of the noisy steps' x given their predecessors, for actions of `elements`; the noise decides it."""
+        noisy = range(self._first, self.steps)
+        each = sum(math.log(self._std(step)) + 0.5 + HALF_LOG_TWO_PI for step in noisy)
+        return elements * (self.chunk * each + len(noisy) * self._log_volume)
 
     def transition(self, x: Tensor, v: Tensor, step: int) -> tuple[Tensor, float]:
         """Mean [n, K, A] and scale of x at τ = (step + 1)/T, given x and v(x) at τ = step/T."""
@@ -92,6 +103,11 @@ class FlowSde:
         mixed = (1.0 - rho) * guess + rho * guess.sum(dim=1, keepdim=True)  # C · guess
         drift = v - self._sigma(step) ** 2 / (2.0 * (1.0 - time)) * mixed
         return x + drift / self.steps, self._std(step)
+
+    @property
+    def _first(self) -> int:
+        """The first noisy step."""
+        return max(0, self.steps - self.noisy) if self.noisy else 0
 
     def _sigma(self, step: int) -> float:
         """Of the step that begins at τ = step/T."""

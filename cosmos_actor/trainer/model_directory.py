@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cosmos_actor.actors.errors import NotFound
-from cosmos_actor.trainer.model_files import check_directory, need_directory, need_file
+from cosmos_actor.trainer.model_files import CONFIGURATION, check_directory, json_object, need_directory, need_file
 from cosmos_actor.trainer.tiny_model import TINY, TinySpec
 
 GGUF, PACKAGE = "gguf:", "package:"
@@ -57,6 +57,16 @@ def check_model_files(name: str) -> None:
     else:
         check_directory(Path(name))
         need_file(Path(name), "tokenizer.json")
+
+
+def attention_heads(name: str) -> int | None:
+    """How many a model has in a layer; None where its configuration does not say, or is not there yet."""
+    if name.startswith(TINY):
+        return TinySpec.parse(name).heads
+    if name.startswith((GGUF, PACKAGE)) or not (Path(name) / CONFIGURATION).is_file():
+        return None
+    heads = json_object(Path(name) / CONFIGURATION).get("num_attention_heads")
+    return heads if isinstance(heads, int) else None
 
 
 def gguf_file(name: str) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cosmos_actor.actors.errors import BadValue, NotFound
 
+CONFIGURATION = "config.json"
 INDEX = "model.safetensors.index.json"
 HEADER_LIMIT = 100_000_000
 """Bytes of a safetensors header; the format's own limit."""
@@ -16,7 +17,7 @@ HEADER_LIMIT = 100_000_000
 def check_directory(directory: Path) -> None:
     """Raises NotFound or BadValue naming the file that is missing, damaged or cut short."""
     need_directory(directory)
-    if "model_type" not in _json_object(directory / "config.json"):
+    if "model_type" not in json_object(directory / CONFIGURATION):
         raise BadValue(f"{directory / 'config.json'} names no model_type", setting="policy.model")
     for file in _weight_files(directory):
         if file.suffix == ".safetensors":
@@ -27,7 +28,7 @@ def need_directory(directory: Path) -> None:
     """Raises NotFound for what is no model directory at all."""
     if not directory.is_dir():
         raise NotFound(f"model directory {directory} does not exist", setting="policy.model")
-    need_file(directory, "config.json")
+    need_file(directory, CONFIGURATION)
 
 
 def need_file(directory: Path, name: str) -> Path:
@@ -39,7 +40,7 @@ def need_file(directory: Path, name: str) -> Path:
 
 def _weight_files(directory: Path) -> list[Path]:
     if (directory / INDEX).is_file():
-        names = sorted(set(_json_object(directory / INDEX).get("weight_map", {}).values()))
+        names = sorted(set(json_object(directory / INDEX).get("weight_map", {}).values()))
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:
             raise NotFound(f"model directory {directory} has no {missing[0]}, which {INDEX} names",
@@ -68,7 +69,8 @@ def _check_safetensors(file: Path) -> None:
         raise BadValue(f"{file} has {size} bytes and should have {expected}: fetch it again", setting="policy.model")
 
 
-def _json_object(file: Path) -> dict[str, Any]:
+def json_object(file: Path) -> dict[str, Any]:
+    """What the file says. Raises BadValue naming it."""
     return _parsed(file.read_bytes(), file)
 
 

@@ -1,7 +1,8 @@
 """A model's weights as named numpy arrays, and back again, whole or not at all.
 
 One rule for names on every side: the module's parameters and persistent buffers, each storage once, under its first
-name. A tied head therefore travels once, as the embedding. bfloat16 travels as uint16.
+name. A tied head therefore travels once, as the embedding. bfloat16 travels as uint16. Of a model with an adapter the
+weights are the adapter's, and the digest of its base; see `adapter`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
-from cosmos_actor.weight_plane.digest import weights_digest
+from cosmos_actor.trainer.adapter import BASE_DIGEST, adapter_tensors, is_adapted
+from cosmos_actor.trainer.models import saved_buffers
+from cosmos_actor.weight_plane.device_digest import array_of, weights_digest_on
 
 BUCKET_BYTES = 256 << 20
 # As much again is needed on the device while a bucket is gathered.
+NAMES_SHOWN = 10
+# Of those that do not fit: a model has hundreds, and the first few say which one it is.
 
 
 class WeightsDoNotFit(ValueError):
@@ -23,10 +28,9 @@ class WeightsDoNotFit(ValueError):
 
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Every tensor that makes up the weights, by name, in the module's order; shared storage appears once."""
-    saved = set(module.state_dict(keep_vars=True).keys())
-    tensors: dict[str, torch.Tensor] = dict(module.named_parameters())
-    tensors.update((name, buffer) for name, buffer in module.named_buffers() if name in saved)
-    return tensors
+    if is_adapted(module):
+        return adapter_tensors(module)
+    return {**dict(module.named_parameters()), **saved_buffers(module)}
 
 
 def host_copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, np.ndarray]:
@@ -48,42 +52,60 @@ def host_copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, np.nda
 
 def _copied(bucket: list[tuple[str, torch.Tensor]]) -> dict[str, np.ndarray]:
     flat = torch.cat([tensor.reshape(-1) for _, tensor in bucket]).cpu()
-    host = flat.view(torch.uint16).numpy() if flat.dtype == torch.bfloat16 else flat.numpy()
     ends = np.cumsum([tensor.numel() for _, tensor in bucket])
-    parts = np.split(host, ends[:-1])
+    parts = np.split(array_of(flat), ends[:-1])
     return {name: part.reshape(tuple(tensor.shape)) for (name, tensor), part in zip(bucket, parts, strict=True)}
 
 
 def weights_digest_of(module: torch.nn.Module) -> str:
-    """The digest of the tensors that the module computes with."""
-    return weights_digest(host_copies(named_tensors(module).items()))
+    """The digest of the tensors that the module computes with, computed where they are."""
+    return weights_digest_on(named_tensors(module))
 
 
 def load_whole(module: torch.nn.Module, tensors: Mapping[str, np.ndarray]) -> None:
     """Copy `tensors` into the module. Raises WeightsDoNotFit, before anything is written, if any does not fit."""
-    own = named_tensors(module)
-    _check_names(set(own), set(tensors))
-    ready = {name: _fitting(name, own[name], array) for name, array in tensors.items()}
+    ready, own = fitting(module, tensors), named_tensors(module)
     with torch.no_grad():
         for name, tensor in ready.items():
             own[name].copy_(tensor)
 
 
+def fitting(module: torch.nn.Module, tensors: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """`tensors` as the module's own kind, by name; the module may be on the meta device. Raises WeightsDoNotFit."""
+    own = named_tensors(module)
+    _check_names(set(own), set(tensors))
+    offered = {name: _as_tensor(array, own[name].dtype) for name, array in tensors.items()}
+    _check_kinds(own, offered)
+    if BASE_DIGEST in offered and not torch.equal(offered[BASE_DIGEST], own[BASE_DIGEST].cpu()):
+        theirs, ours = (bytes(digest.cpu().numpy()).hex()[:16] for digest in (offered[BASE_DIGEST], own[BASE_DIGEST]))
+        raise WeightsDoNotFit(f"the adapter is for a base with digest {theirs}, the base here has {ours}: policy.model "
+                              "is not the same files everywhere")
+    return offered
+
+
 def _check_names(own: set[str], offered: set[str]) -> None:
     missing, unknown = sorted(own - offered), sorted(offered - own)
     if missing or unknown:
-        parts = [f"missing {', '.join(missing[:3])}"] if missing else []
-        parts += [f"unknown {', '.join(unknown[:3])}"] if unknown else []
-        raise WeightsDoNotFit(f"weights do not fit the model: {'; '.join(parts)} ({len(missing) + len(unknown)} names)")
+        parts = [f"missing {', '.join(missing[:NAMES_SHOWN])}"] if missing else []
+        parts += [f"unknown {', '.join(unknown[:NAMES_SHOWN])}"] if unknown else []
+        raise WeightsDoNotFit(f"weights do not fit the model (policy.model): {'; '.join(parts)} "
+                              f"({len(missing) + len(unknown)} names)")
 
 
-def _fitting(name: str, own: torch.Tensor, array: np.ndarray) -> torch.Tensor:
-    if tuple(array.shape) != tuple(own.shape):
-        raise WeightsDoNotFit(f"weights do not fit the model: {name} is {list(own.shape)}, not {list(array.shape)}")
+def _check_kinds(own: Mapping[str, torch.Tensor], offered: Mapping[str, torch.Tensor]) -> None:
+    """Raises WeightsDoNotFit with the first of those whose shape or, where all shapes fit, dtype is another."""
+    shapes = [f"{name} is {list(own[name].shape)}, not {list(tensor.shape)}"
+              for name, tensor in offered.items() if own[name].shape != tensor.shape]
+    dtypes = [f"{name} is {own[name].dtype}, not {tensor.dtype}"
+              for name, tensor in offered.items() if own[name].dtype != tensor.dtype]
+    for setting, differences in (("policy.model", shapes), ("policy.publish_dtype", dtypes)):
+        if differences:
+            raise WeightsDoNotFit(f"weights do not fit the model ({setting}): {'; '.join(differences[:NAMES_SHOWN])} "
+                                  f"({len(differences)} of {len(offered)} tensors)")
+
+
+def _as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """The array as a tensor, uint16 as bfloat16 where that is what the model has."""
     source = np.array(array) if not array.flags.writeable else array
-    tensor = torch.from_numpy(np.ascontiguousarray(source))
-    if own.dtype == torch.bfloat16 and tensor.dtype == torch.uint16:
-        tensor = tensor.view(torch.bfloat16)
-    if tensor.dtype != own.dtype:
-        raise WeightsDoNotFit(f"weights do not fit the model: {name} is {own.dtype}, not {tensor.dtype}")
-    return tensor
+    tensor = torch.from_numpy(np.ascontiguousarray(source)).reshape(array.shape)
+    return tensor.view(torch.bfloat16) if (dtype, tensor.dtype) == (torch.bfloat16, torch.uint16) else tensor

@@ -30,6 +30,17 @@ def load_model(
     return model.to(device=device, dtype=DTYPES[dtype]).eval()
 
 
+def skeleton(name: str, *, dtype: str = "float32") -> torch.nn.Module:
+    """As `load_model`, on the meta device: names, shapes, dtypes and the configuration, without memory for weights."""
+    with torch.device("meta"):
+        if name.startswith(TINY):
+            return _tiny_model(TinySpec.parse(name), seed=0).to(dtype=DTYPES[dtype]).eval()
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        configuration = AutoConfig.from_pretrained(model_directory(name), local_files_only=True)
+        return AutoModelForCausalLM.from_config(configuration).to(dtype=DTYPES[dtype]).eval()
+
+
 def use_threads(count: int) -> None:
     """Compute with `count` threads from here on in the calling thread: the order of sums depends on their number."""
     if torch.get_num_threads() != count:
@@ -40,6 +51,25 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The decoder blocks: the longest list of modules in the model."""
     lists = [list(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     return max(lists, key=len, default=[])
+
+
+def saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that belong to a model's weights: those that are in its state dict, by name, each storage once."""
+    saved = set(model.state_dict(keep_vars=True).keys())
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def recompute_activations(model: Any) -> None:
+    """Make the decoder blocks keep their inputs only, and compute the rest again for the gradient.
+
+    transformers does so for blocks in training mode; what is inside them stays in evaluation mode, without dropout.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
 
 
 def _tiny_model(spec: TinySpec, seed: int) -> torch.nn.Module:

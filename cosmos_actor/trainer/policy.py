@@ -16,14 +16,17 @@ import numpy as np
 import torch
 
 from cosmos_actor.actors.trajectory import TrajectoryGroup
+from cosmos_actor.trainer.adapter import base_digest_of, load_trained_model, merged_tensors, save_adapter
 from cosmos_actor.trainer.advantages import grpo_advantages
 from cosmos_actor.trainer.batch import Batch, BatchError, batch_from_groups, micro_batches, mini_batch_rows, ragged
+from cosmos_actor.trainer.correction import correction, correction_metrics, mismatch, newest_mismatch
 from cosmos_actor.trainer.forward import Scores, score_batch, score_tokens
 from cosmos_actor.trainer.metrics import Meter
 from cosmos_actor.trainer.model_weights import host_copies, named_tensors
-from cosmos_actor.trainer.models import DTYPES, load_model, use_threads
+from cosmos_actor.trainer.models import DTYPES, recompute_activations, use_threads
 from cosmos_actor.trainer.objectives import cross_entropy, kl_estimate, ppo_clip, token_weights
 from cosmos_actor.trainer.settings import TrainerSettings
+from cosmos_actor.trainer.snapshots import Snapshot, Snapshots
 from cosmos_actor.trainer.world import World
 
 TokenLoss = Callable[[Scores, dict[str, torch.Tensor], Meter], torch.Tensor]
@@ -47,15 +50,17 @@ class PolicyTrainer:
         self.model_name = settings.model
         self.temperature = temperature or 1.0  # greedy answers are scored at 1, as the engine scores them
         self.world = world or World.alone(settings.device)
+        self.snapshots = Snapshots()
         self.reset()
 
     def reset(self) -> None:
         """Back to the state that the settings alone describe. A collective."""
         settings = self.settings
+        self.snapshots.settle()
         self.updates = {"sft": 0, "policy": 0}
-        model = load_model(settings.model, seed=settings.seed, device=self.world.device)
+        model = load_trained_model(settings, self.world.device)
         if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
+            recompute_activations(model)
         self.model = self.world.shard(model, DTYPES[settings.dtype])
         self._autocast = self.world.autocast(DTYPES[settings.dtype])
         self.reset_optimizer()
@@ -81,13 +86,40 @@ class PolicyTrainer:
         return batch_from_groups(groups, advantage), mini_batch_rows(groups, grpo.mini_batches)
 
     def policy_step(self, batch: Batch, mini_batches: Sequence[np.ndarray]) -> dict[str, float]:
-        """One update on each of `mini_batches` (row indices) of `batch`."""
-        parts = [batch.rows(rows) for rows in mini_batches]
-        if self.settings.grpo.old_logprobs == "recomputed":
-            parts = [part.with_old_logprobs(self.score(part)) for part in parts]
+        """One update on each of `mini_batches` (row indices) of `batch`.
+
+        `mismatch/…` compares the engine's log-probs with the trainer's before any of the updates: of all tokens where
+        they are recomputed, else of those of the first mini-batch.
+        """
+        recomputed = self.settings.grpo.old_logprobs == "recomputed"
+        compared: dict[str, float] = {}
+        if recomputed:
+            batch, compared = self._with_own_logprobs(batch, mini_batches)
         loss = partial(_grpo_loss, settings=self.settings.grpo)
-        results = [self._update(*self._with_gradient(part), loss, "policy") for part in parts]
-        return _combined(results)
+        results = [
+            self._update(*self._with_gradient(batch.rows(rows)), loss, "policy", compare=not recomputed and index == 0)
+            for index, rows in enumerate(mini_batches)
+        ]
+        return {**_combined(results), **compared}
+
+    def _with_own_logprobs(
+        self, batch: Batch, mini_batches: Sequence[np.ndarray]
+    ) -> tuple[Batch, dict[str, float]]:
+        """`batch` with the trainer's log-probs in the ratio and corrected advantages; how far the engine's are off.
+
+        Each mini-batch is scored as it will be trained, so that its first ratio is exactly 1.
+        """
+        x = np.zeros_like(batch.old_logprobs)
+        for rows in mini_batches:
+            scores = self.score(batch.rows(rows))
+            x[rows, : scores.shape[1]] = scores
+        metrics = _compared(x, batch)
+        batch, how = batch.with_old_logprobs(x), self.settings.grpo.correction
+        if how.level == "none":
+            return batch, metrics
+        made = correction(x, batch.engine_logprobs, batch.mask, level=how.level, rule=how.rule, cap=how.cap,
+                          floor=how.floor)
+        return batch.weighted(made.weights), metrics | correction_metrics(made, batch.mask)
 
     def logprobs(self, groups: Sequence[TrajectoryGroup]) -> list[np.ndarray]:
         """The log-probs of the sampled tokens under the present weights: one [N] float32 a group."""
@@ -107,8 +139,34 @@ class PolicyTrainer:
         return self.world.sum_array(result)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """A host copy of every weight, whole, in `publish_dtype`, under its Hugging Face name. A collective."""
-        return host_copies((name, self._published(tensor)) for name, tensor in named_tensors(self.model).items())
+        """A host copy of every weight, whole, in `publish_dtype`, under its Hugging Face name. A collective.
+
+        With an adapter: of the adapter's, under peft's names, unless the two are published as one model.
+        """
+        return host_copies((name, self._published(tensor)) for name, tensor in self._offered().items())
+
+    @property
+    def base_digest(self) -> str:
+        """Of the frozen base as it would be published whole; empty where the whole model is trained."""
+        return base_digest_of(self.model)
+
+    def snapshot(self) -> Snapshot | None:
+        """The same, in memory that is used again when it is released; None on other ranks than the first. A collective.
+
+        It goes on while later steps compute: see `snapshots`.
+        """
+        own = self._offered()
+        if self.world.rank == 0:
+            return self.snapshots.take(own, DTYPES[self.settings.publish_dtype], self.world.full)
+        for tensor in own.values():
+            self.world.full(tensor.detach())
+        return None
+
+    def _offered(self) -> Mapping[str, torch.Tensor]:
+        """What engines receive, before it is gathered and cast. A collective where it is merged."""
+        if self.settings.lora.rank and self.settings.lora.publish == "merged":
+            return merged_tensors(self.model, DTYPES[self.settings.publish_dtype], self.world.full)
+        return named_tensors(self.model)
 
     def _published(self, tensor: torch.Tensor) -> torch.Tensor:
         whole = self.world.full(tensor.detach())
@@ -118,13 +176,18 @@ class PolicyTrainer:
         """Everything that an exact resume needs, below `directory`. A collective."""
         from cosmos_actor.trainer.checkpoint import save_trainer
 
-        save_trainer(self, Path(directory))
+        save_trainer(self, Path(directory), self._save_adapter if self.base_digest else None)
 
     def load(self, directory: str | Path) -> None:
         """Continue exactly where `save` was called. Raises CheckpointError naming the file. A collective."""
         from cosmos_actor.trainer.checkpoint import load_trainer
 
+        self.snapshots.settle()
         load_trainer(self, Path(directory))
+
+    def _save_adapter(self, checkpoint: Path) -> None:
+        rank = self.world.rank
+        save_adapter(self.model, self.settings, checkpoint / "adapter", self.world.full, write=rank == 0)
 
     def _with_gradient(self, batch: Batch) -> tuple[Batch, np.ndarray]:
         """The rows that have a gradient, and their weights in the loss of the whole batch.
@@ -138,26 +201,44 @@ class PolicyTrainer:
             return batch, weights
         return batch.rows(rows), weights[rows]
 
-    def _update(self, batch: Batch, weights: np.ndarray, token_loss: TokenLoss, kind: str) -> dict[str, float]:
-        """One optimiser step on the gradient of Σ w·l over `batch`. Metrics are of the rows given. Raises NotFinite."""
+    def _update(
+        self, batch: Batch, weights: np.ndarray, token_loss: TokenLoss, kind: str, *, compare: bool = False
+    ) -> dict[str, float]:
+        """One optimiser step on the gradient of Σ w·l over `batch`. Metrics are of the rows given. Raises NotFinite.
+
+        `compare`: also what the log-probs before the step are to the engine's.
+        """
         started = time.perf_counter()
         use_threads(self.settings.threads)
         meter = Meter(batch.token_count)
         self.optimizer.zero_grad(set_to_none=True)
+        seen: list[tuple[np.ndarray, torch.Tensor]] = []
         for rows, share in self._my_parts(batch):
-            self._backward(batch.rows(rows), weights[rows] * share, token_loss, meter)
+            scores = self._backward(batch.rows(rows), weights[rows] * share, token_loss, meter)
+            seen += [(rows, scores)] if compare and share else []
         norm = self._clip_gradients()
         if not math.isfinite(norm):
             raise NotFinite(f"the gradient of update {self.updates[kind] + 1} ({kind}) is {norm}, and no weight was "
                             f"changed by it; lower policy.{'sft' if kind == 'sft' else 'optimizer'}.learning_rate")
         rate = self._set_learning_rate(kind)
+        self.snapshots.before_a_write()
         self.optimizer.step()
         self.updates[kind] += 1
         result = meter.totals(self.world)
+        if compare:
+            result.update(_compared(self._gathered(seen, batch), batch))
         result.update({"grad_norm": norm, "learning_rate": rate, "seconds/update": time.perf_counter() - started})
         return result
 
-    def _backward(self, part: Batch, weights: np.ndarray, token_loss: TokenLoss, meter: Meter) -> None:
+    def _gathered(self, seen: Sequence[tuple[np.ndarray, torch.Tensor]], batch: Batch) -> np.ndarray:
+        """[B, T] float32 of the rows that each rank has seen, the same on every rank. A collective."""
+        values = np.zeros_like(batch.engine_logprobs)
+        for rows, logprobs in seen:
+            values[rows, : logprobs.shape[1]] = logprobs.cpu().numpy()
+        return self.world.sum_array(values)
+
+    def _backward(self, part: Batch, weights: np.ndarray, token_loss: TokenLoss, meter: Meter) -> torch.Tensor:
+        """Add to the gradients; the log-probs [B, T] of the part."""
         columns = self._columns(part)
         scores = score_tokens(
             self.model, part, temperature=self.temperature, autocast=self._autocast,
@@ -169,6 +250,7 @@ class PolicyTrainer:
         meter.add("loss/total", loss)
         meter.token_mean("entropy", scores.entropy)
         (loss * self.world.size).backward()
+        return scores.logprobs.detach()
 
     def _my_parts(self, batch: Batch) -> list[tuple[np.ndarray, float]]:
         """This rank's micro-batches. All ranks have equally many; a filler has weight 0."""
@@ -179,7 +261,7 @@ class PolicyTrainer:
         return parts[self.world.rank :: self.world.size]
 
     def _columns(self, part: Batch) -> dict[str, torch.Tensor]:
-        names = ("mask", "old_logprobs", "reference_logprobs", "advantages")
+        names = ("mask", "engine_logprobs", "old_logprobs", "reference_logprobs", "advantages")
         return {name: torch.from_numpy(getattr(part, name)).to(self.world.device) for name in names}
 
     def _clip_gradients(self) -> float:
@@ -195,6 +277,11 @@ class PolicyTrainer:
         return float(owner.learning_rate * warmed)
 
 
+def _compared(x: np.ndarray, batch: Batch) -> dict[str, float]:
+    columns = (x, batch.engine_logprobs, batch.mask)
+    return {**mismatch(*columns), **newest_mismatch(*columns, batch.versions)}
+
+
 def _sft_loss(scores: Scores, columns: dict[str, torch.Tensor], meter: Meter) -> torch.Tensor:
     return cross_entropy(scores.logprobs)
 
@@ -208,7 +295,7 @@ def _grpo_loss(
     meter.token_mean("ratio/mean", policy.ratio)
     meter.token_max("ratio/distance_max", (policy.ratio - 1.0).abs())
     meter.token_mean("clip/fraction", policy.clipped.float())
-    meter.token_max("logprob/engine_distance_max", (x.detach() - o).abs())
+    meter.token_max("logprob/engine_distance_max", (x.detach() - columns["engine_logprobs"]).abs())
     meter.weighted("loss/policy", policy.loss)
     loss = policy.loss
     if settings.kl_coefficient > 0:
@@ -220,8 +307,9 @@ def _grpo_loss(
 
 def _make_optimizer(model: torch.nn.Module, settings: TrainerSettings) -> torch.optim.Optimizer:
     owner = settings.optimizer
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim >= 2]
+    vectors = [parameter for parameter in trained if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": owner.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -235,7 +323,7 @@ def _combined(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Maxima of `…_max`, sums of seconds, means of the rest."""
     combined: dict[str, float] = {}
     for name in results[0]:
-        values = [result[name] for result in results]
+        values = [result[name] for result in results if name in result]
         whole = max if name.endswith("_max") else sum if name.startswith("seconds/") else np.mean
         combined[name] = float(whole(values))
     return combined

@@ -25,6 +25,7 @@ from cosmos_actor.actors.trajectory import TrajectoryGroup
 from cosmos_actor.trainer.batch import Batch, batch_from_examples, batch_from_groups, ragged
 from cosmos_actor.trainer.policy import PolicyTrainer
 from cosmos_actor.trainer.settings import TrainerSettings
+from cosmos_actor.trainer.snapshots import Snapshot
 from cosmos_actor.trainer.world import World, choose_device
 
 MAX_HEADER_BYTES = 1 << 20
@@ -82,6 +83,10 @@ class RankedTrainer:
         """See PolicyTrainer.weights."""
         return self._do("weights")  # type: ignore[no-any-return]
 
+    def snapshot(self) -> Snapshot:
+        """See PolicyTrainer.snapshot."""
+        return self._do("snapshot")  # type: ignore[no-any-return]
+
     def save(self, directory: str | Path) -> None:
         """See PolicyTrainer.save. All ranks write below `directory`."""
         self._do("save", directory=str(directory))
@@ -132,6 +137,7 @@ def perform(
         "policy_step": lambda: trainer.policy_step(batch, rows),  # type: ignore[arg-type]
         "score": lambda: trainer.score(batch),  # type: ignore[arg-type]
         "weights": trainer.weights,
+        "snapshot": trainer.snapshot,
         "save": lambda: trainer.save(plain["directory"]),
         "load": lambda: trainer.load(plain["directory"]),
         "reset": trainer.reset,

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cosmos_actor.actors.trajectory import TrajectoryGroup
+from cosmos_actor.trainer.adapter import load_served_model
 from cosmos_actor.trainer.batch import batch_from_groups, ragged
 from cosmos_actor.trainer.forward import score_batch
 from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
-from cosmos_actor.trainer.models import DTYPES, load_model, use_threads
+from cosmos_actor.trainer.models import DTYPES, use_threads
 from cosmos_actor.trainer.settings import TrainerSettings
 from cosmos_actor.trainer.world import choose_device
 from cosmos_actor.weight_plane.digest import weights_digest
@@ -31,8 +32,7 @@ class Scorer:
         self.settings, self.temperature = settings, temperature or 1.0
         self.held: tuple[int, str] = (-1, "")
         place = choose_device(device or settings.device)
-        model = load_model(settings.model, seed=settings.seed, dtype=settings.publish_dtype, device=place)
-        self.model = model.requires_grad_(False)
+        self.model = load_served_model(settings, place).requires_grad_(False)
         cast = settings.publish_dtype == "float32" and settings.dtype != "float32"
         self._autocast = DTYPES[settings.dtype] if cast else None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from cosmos_actor.actors.settings import Settings, setting
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -29,6 +31,27 @@ class SftSettings(Settings):
     warmup_steps: int = setting(0, "learning rate rises linearly over these", unit="updates", ge=0)
 
 
+class CorrectionSettings(Settings):
+    """Importance weights for what engine and trainer compute differently of the same weights; see trainer.correction.
+
+    They weigh the policy's loss and have no gradient. A ratio against the engine's own log-probs has no use for them.
+    """
+
+    level: Literal["none", "token", "sequence"] = setting(
+        "none", "whose probability is compared: each token's, or the whole answer's, which all its tokens then share")
+    rule: Literal["truncate", "mask", "two_sided"] = setting(
+        "truncate", "weights over cap become cap; or weigh nothing; or weigh nothing over cap and under floor (IcePop)")
+    cap: float = setting(2.0, "largest weight that counts as it is (5.0 in IcePop)", gt=0.0)
+    floor: float = setting(0.5, "smallest weight that counts, for the rule two_sided", ge=0.0)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> CorrectionSettings:
+        if self.floor >= self.cap:
+            raise ValueError(f"policy.grpo.correction.floor = {self.floor} is not under policy.grpo.correction.cap = "
+                             f"{self.cap}: every token would be cut")
+        return self
+
+
 class GrpoSettings(Settings):
     """Group relative policy optimisation (Shao et al. 2024, equations 3 and 4)."""
 
@@ -48,6 +71,16 @@ class GrpoSettings(Settings):
         "behaviour", "log-probs of the ratio's denominator: the engine's, or the trainer's own before the first update"
     )
     mini_batches: int = setting(1, "updates made from one batch, each on its share of the groups", ge=1)
+    correction: CorrectionSettings = setting(
+        CorrectionSettings, "weights for the mismatch of engine and trainer, where old_logprobs = \"recomputed\"")
+
+    @model_validator(mode="after")
+    def _correction_has_both_sides(self) -> GrpoSettings:
+        if self.correction.level != "none" and self.old_logprobs != "recomputed":
+            raise ValueError(f"policy.grpo.correction.level = \"{self.correction.level}\" needs "
+                             "policy.grpo.old_logprobs = \"recomputed\": with \"behaviour\" the ratio itself is "
+                             "against the engine")
+        return self
 
     @property
     def ties_teach(self) -> bool:
@@ -55,11 +88,24 @@ class GrpoSettings(Settings):
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0
 
 
+class LoraSettings(Settings):
+    """An adapter in the place of the whole model; see trainer.adapter. Dropout is 0: engines have none."""
+
+    rank: int = setting(0, "rank of the adapter that is trained on a frozen base; 0 = the whole model is", ge=0)
+    alpha: float = setting(32.0, "the adapter counts alpha / rank times", gt=0.0)
+    targets: tuple[str, ...] = setting(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "linear layers that have an adapter, by the last part of their name", strict=False, min_length=1)
+    publish: Literal["adapter", "merged"] = setting(
+        "adapter", "what engines receive: the adapter alone, for a base that they load themselves, or base and adapter "
+        "as one model, which every engine can take")
+
+
 class TrainerSettings(Settings):
     """A policy and how it is updated."""
 
     model: str = setting("tiny:qwen3", "a Hugging Face causal-LM directory, or tiny:qwen3?hidden=128&layers=4")
-    seed: int = setting(0, "initial weights of a tiny model", ge=0, le=(1 << 63) - 1)
+    seed: int = setting(0, "initial weights of a tiny model and of an adapter", ge=0, le=(1 << 63) - 1)
     dtype: Literal["float32", "bfloat16"] = setting("float32", "arithmetic of the forward pass; weights stay float32")
     publish_dtype: Literal["float32", "bfloat16"] = setting("float32", "what engines receive and hold")
     device: str = setting("auto", "cpu, cuda, or auto for a GPU where there is one")
@@ -75,6 +121,7 @@ class TrainerSettings(Settings):
     collective_deadline_s: float = setting(
         600.0, "how long a rank waits for the others inside a step", unit="s", gt=0.0, resumable=True
     )
+    lora: LoraSettings = setting(LoraSettings, "an adapter in the place of the whole model")
     optimizer: OptimizerSettings = setting(OptimizerSettings, "AdamW")
     sft: SftSettings = setting(SftSettings, "supervised steps")
     grpo: GrpoSettings = setting(GrpoSettings, "policy updates")

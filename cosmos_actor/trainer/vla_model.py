@@ -68,7 +68,7 @@ class VlaModel(nn.Module):
         self.action = action
         self.chain_shape = (flow.steps + 1, flow.chunk, math.prod(action.shape))
         """(T+1, K, A)"""
-        self.sampler = FlowSde(flow.steps, flow.chunk, flow.eta, flow.correlation)
+        self.sampler = FlowSde(flow.steps, flow.chunk, flow.eta, flow.correlation, flow.noisy_steps)
         normalise = settings.ppo.normalise_observations and self.layout.vector_width > 0
         self.seen_moments = RunningMoments(self.layout.vector_width) if normalise else None
         self.return_moments = RunningMoments(1) if settings.ppo.normalise_rewards else None

@@ -10,7 +10,7 @@ from cosmos_actor.actors.trajectory import TrajectoryGroup
 from cosmos_actor.roles.engine import GenerateItem
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.torch_engine import TorchEngine
-from cosmos_actor.trainer.models import load_model
+from cosmos_actor.trainer.adapter import load_served_model
 from cosmos_actor.trainer.policy import PolicyTrainer
 from cosmos_actor.trainer.settings import GrpoSettings, OptimizerSettings, SftSettings, TrainerSettings
 
@@ -32,10 +32,12 @@ def make_settings(*, lr: float = 1e-2, grpo: dict[str, Any] | None = None, **fie
 
 
 def make_engine(trainer: PolicyTrainer, version: int = 0) -> TorchEngine:
-    """An engine that holds the trainer's present weights."""
+    """An engine that holds the trainer's present weights; before that, others, but for the base of an adapter."""
     from cosmos_actor.weight_plane.digest import weights_digest
 
-    model = load_model(trainer.settings.model, seed=99, dtype=trainer.settings.publish_dtype)
+    own = trainer.settings
+    whole = own.lora.rank == 0 or own.lora.publish == "merged"
+    model = load_served_model(own.model_copy(update={"seed": 99}) if whole else own, "cpu")
     engine = TorchEngine(model, stop_ids=(2,), pad_id=0)
     weights = trainer.weights()
     engine.load_weights(weights, version, weights_digest(weights))

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from cosmos_actor.actors.trajectory import TrajectoryGroup
 from cosmos_actor.trainer.ranks import RankedTrainer, follow, own_rank
 from cosmos_actor.weight_plane.digest import weights_digest
 from tests.trainer.make import EXAMPLES, make_engine, make_settings, sample_groups
 
+CORRECTED = {"old_logprobs": "recomputed", "correction": {"level": "sequence", "cap": 1.2}}
+KINDS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "adapter": {"lora": {"rank": 4}, "grpo": CORRECTED},
+    "merged": {"lora": {"rank": 4, "publish": "merged"}, "grpo": CORRECTED},
+}
+"""What is trained and published, by name."""
 
-def main(ranks: int, directory: Path) -> None:
+
+def main(ranks: int, directory: Path, kind: str = "whole") -> None:
     torch.set_num_threads(1)
-    settings = make_settings(ranks=ranks, micro_batch_tokens=40, grpo={"kl_coefficient": 0.1, "mini_batches": 2})
+    more = dict(KINDS[kind])
+    grpo = {"kl_coefficient": 0.1, "mini_batches": 2, **more.pop("grpo", {})}
+    settings = make_settings(ranks=ranks, micro_batch_tokens=40, grpo=grpo, **more)
     if own_rank() > 0:
         follow(settings)
         return
@@ -24,25 +37,35 @@ def main(ranks: int, directory: Path) -> None:
 
 def lead(trainer: RankedTrainer, directory: Path) -> None:
     """Train, save, train on; then go back to the save and do the same again."""
-    groups = [group.with_field("reference_logprobs", group.logprobs - 0.1, "reference-0")
-              for group in sample_groups(make_engine(trainer))]
+    groups = [_as_from_another_engine(group, number)
+              for number, group in enumerate(sample_groups(make_engine(trainer)))]
     trainer.sft_step(EXAMPLES)
     trainer.grpo_step(groups)
     trainer.save(directory / "policy")
     straight = [trainer.grpo_step(groups), trainer.sft_step(EXAMPLES)]
     digest = weights_digest(trainer.weights())
+    snapshot = trainer.snapshot()  # by the first rank, gathered by all
+    assert weights_digest(snapshot.arrays()) == digest
     trainer.reset()
     trainer.load(directory / "policy")
     resumed = [trainer.grpo_step(groups), trainer.sft_step(EXAMPLES)]
     for before, after in zip(straight, resumed, strict=True):
         assert before["loss/total"] == after["loss/total"], (before, after)
-    assert weights_digest(trainer.weights()) == digest
+    assert weights_digest(trainer.weights()) == weights_digest(snapshot.arrays()) == digest
     np.savez(directory / "weights.npz", **trainer.weights())
     np.savez(directory / "logprobs.npz", *trainer.logprobs(groups))
+    measured = [straight[0][name] for name in sorted(straight[0]) if name.startswith(("mismatch/", "correction/"))]
     losses = [metrics[name] for metrics in straight for name in ("loss/total", "grad_norm", "entropy")]
-    np.savez(directory / "losses.npz", np.array(losses))
+    np.savez(directory / "losses.npz", np.array(losses + measured))
     trainer.close()
 
 
+def _as_from_another_engine(group: TrajectoryGroup, number: int) -> TrajectoryGroup:
+    """The group with log-probs that are 0.1 nats off, and a reference."""
+    off = np.random.default_rng(number).normal(0, 0.1, group.token_count).astype(np.float32)
+    return replace(group, logprobs=group.logprobs + off).with_field(
+        "reference_logprobs", group.logprobs - 0.1, "reference-0")
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

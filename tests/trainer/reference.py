@@ -42,3 +42,44 @@ def aggregate(losses: np.ndarray, mask: np.ndarray, how: str, length: int) -> fl
     if how == "seq-mean-token-sum":
         return sum(map(sum, rows)) / len(rows)
     return sum(sum(row) / length for row in rows) / len(rows)
+
+
+def ratios(x: np.ndarray, o: np.ndarray, mask: np.ndarray, by: str) -> np.ndarray:
+    """π_train / π_rollout of each token, or of the sequence that it is in, [B, T]; nan where there is no token."""
+    result = np.full(x.shape, np.nan)
+    for b in range(x.shape[0]):
+        learned = [t for t in range(x.shape[1]) if mask[b, t]]
+        for t in learned:
+            over = learned if by == "sequence" else [t]
+            distance = math.fsum(x[b, s] - o[b, s] for s in over)
+            result[b, t] = math.exp(min(max(distance, -20.0), 20.0))
+    return result
+
+
+def corrected(ratio: float, rule: str, cap: float, floor: float) -> float:
+    if rule == "truncate":
+        return cap if ratio > cap else ratio
+    if rule == "mask":
+        return 0.0 if ratio > cap else ratio
+    return ratio if floor <= ratio <= cap else 0.0
+
+
+def distances(x: np.ndarray, o: np.ndarray, mask: np.ndarray) -> dict[str, float]:
+    by_token = [value for value in ratios(x, o, mask, "token").ravel() if not math.isnan(value)]
+    rows = ratios(x, o, mask, "sequence")
+    by_sequence = [row[~np.isnan(row)][0] for row in rows if not np.isnan(row).all()]
+    gaps = [x[b, t] - o[b, t] for b in range(x.shape[0]) for t in range(x.shape[1]) if mask[b, t]]
+
+    def share(values: list[float]) -> float:
+        return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+    def chi2(values: list[float]) -> float:
+        return sum(value * value - 1 for value in values) / len(values)
+
+    return {
+        "k1": sum(-gap for gap in gaps) / len(gaps),
+        "k3": sum(min(math.exp(min(gap, 20.0)) - min(gap, 20.0) - 1, 10.0) for gap in gaps) / len(gaps),
+        "ess": share(by_token), "ess_sequence": share(by_sequence),
+        "chi2": chi2(by_token), "chi2_sequence": chi2(by_sequence),
+        "max": max(abs(gap) for gap in gaps),
+    }

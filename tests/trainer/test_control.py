@@ -34,6 +34,7 @@ CASES = {
     "box": (settings({"shared": True}, **NORMALISED), BOX_ACTION, VECTORS),
     "images": (settings(CNN, **NORMALISED), DISCRETE_ACTION, IMAGES),
     "vtrace": (settings({"activation": "relu"}, estimator="vtrace", **NORMALISED), BOX_ACTION, VECTORS),
+    "critic first": (settings({"shared": True}, critic_first=2), BOX_ACTION, VECTORS),
 }
 
 
@@ -45,6 +46,15 @@ def trained(trainer: ControlTrainer, updates: int, specs=VECTORS) -> list[dict[s
 
 def computed(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("seconds/")}
+
+
+def test_a_snapshot_is_the_weights_and_moments_whatever_the_next_update_does() -> None:
+    chosen, action, specs = CASES["box"]
+    trainer = make_trainer(chosen, action, observations=specs)
+    trained(trainer, 1)
+    before, snapshot = weights_digest(trainer.weights()), trainer.snapshot()
+    trained(trainer, 1)
+    assert weights_digest(snapshot.arrays()) == before != weights_digest(trainer.weights())
 
 
 @pytest.mark.parametrize("case", CASES)

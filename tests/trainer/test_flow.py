@@ -11,8 +11,8 @@ import torch
 from cosmos_actor.trainer.flow import FlowSde, likeliest_chain, matching_loss
 
 ROWS, STEPS, CHUNK, ELEMENTS, ETA = 5, 4, 3, 2, 0.6
-SDES = [FlowSde(STEPS, CHUNK, ETA, correlation) for correlation in (0.0, 0.7)]
-each_sde = pytest.mark.parametrize("sde", SDES, ids=lambda sde: f"correlation {sde.correlation}")
+SDES = [FlowSde(STEPS, CHUNK, ETA, correlation, noisy) for correlation in (0.0, 0.7) for noisy in (0, 1, 2, STEPS + 1)]
+each_sde = pytest.mark.parametrize("sde", SDES, ids=lambda sde: f"correlation {sde.correlation}, noisy {sde.noisy}")
 
 
 def field(x, time):
@@ -28,6 +28,9 @@ def reference(noise: np.ndarray, sde: FlowSde) -> tuple[np.ndarray, np.ndarray]:
     for step in range(STEPS):
         tau, x = step * delta, chain[-1]
         v = field(x, np.full(len(x), tau))
+        if sde.noisy and step < STEPS - sde.noisy:
+            chain.append(x + v * delta)
+            continue
         sigma = sde.eta * math.sqrt((1 - max(tau, delta)) / max(tau, delta))
         score = -(x - tau * v) / (1 - tau)
         mean = x + (v + 0.5 * sigma**2 * np.einsum("kl,nla->nka", covariance, score)) * delta
@@ -62,8 +65,9 @@ def test_entropy_is_the_mean_of_minus_log_prob(sde: FlowSde) -> None:
     assert sde.entropy(ELEMENTS) == pytest.approx(float(-sde.draw(field, many)[1].mean()), abs=0.05)
 
 
+@pytest.mark.parametrize("noisy", [0, 48])
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
-def test_the_sde_has_the_marginals_of_the_ode(correlation: float) -> None:
+def test_the_sde_has_the_marginals_of_the_ode(correlation: float, noisy: int) -> None:
     """For data N(3, 0.5²) the velocity is known: v = E[a - ε | x_τ]. With many steps both samplers give the data."""
 
     def velocity(x, time):
@@ -72,7 +76,7 @@ def test_the_sde_has_the_marginals_of_the_ode(correlation: float) -> None:
         return (3.0 + tau * 0.25 * surprise) - (1 - tau) * surprise
 
     draws = torch.from_numpy(np.random.default_rng(2).standard_normal((4000, 129, 2, 1)))
-    stochastic, _ = FlowSde(128, 2, 0.5, correlation).draw(velocity, draws)
+    stochastic, _ = FlowSde(128, 2, 0.5, correlation, noisy).draw(velocity, draws)
     plain = likeliest_chain(velocity, draws[:, 0], 128)
     for last in (stochastic[:, -1], plain[:, -1]):
         assert float(last.mean()) == pytest.approx(3.0, abs=0.04) and float(last.std()) == pytest.approx(0.5, abs=0.03)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cosmos_actor.actors.errors import BadValue, NotFound, UnknownName, UserError
-from cosmos_actor.trainer.model_directory import cache_directory, check_model_files, model_directory
+from cosmos_actor.trainer.model_directory import attention_heads, cache_directory, check_model_files, model_directory
 from cosmos_actor.trainer.models import blocks_of, load_model
 from cosmos_actor.trainer.tiny_model import TinySpec
 
@@ -205,3 +205,12 @@ def test_a_family_that_transformers_does_not_know_is_one_line(tmp_path: Path) ->
     with pytest.raises(BadValue, match="transformers can not load .*qwen99") as error:
         load_model(str(tmp_path))
     assert "\n" not in str(error.value)
+
+
+def test_how_many_attention_heads_a_model_has_is_read_without_loading_it(tmp_path: Path) -> None:
+    assert attention_heads("tiny:qwen3?heads=2&kv_heads=1") == 2
+    assert attention_heads(str(tmp_path)) is None and attention_heads("gguf:nowhere.gguf") is None
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "num_attention_heads": 14}')
+    assert attention_heads(str(tmp_path)) == 14
+    (tmp_path / "config.json").write_text('{"model_type": "odd"}')
+    assert attention_heads(str(tmp_path)) is None

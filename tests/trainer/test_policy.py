@@ -232,6 +232,22 @@ def test_buckets_and_dtypes_do_not_change_what_is_copied(monkeypatch: pytest.Mon
     assert copies["e"].dtype == np.uint16 and copies["e"].tolist() == [0x3FC0, 0xC000]
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_recomputed_activations_change_no_bit_and_are_recomputed(groups, rank: int) -> None:
+    if rank:
+        pytest.importorskip("peft")
+    results = []
+    for recompute in (False, True):
+        trainer = PolicyTrainer(make_settings(gradient_checkpointing=recompute, lora={"rank": rank}))
+        passes = [0]
+        inner = next(module for name, module in trainer.model.named_modules() if name.endswith("layers.0.mlp"))
+        inner.register_forward_pre_hook(lambda *_, passes=passes: passes.__setitem__(0, passes[0] + 1))
+        metrics = trainer.grpo_step(groups)
+        results.append((metrics["grad_norm"], weights_digest(trainer.weights()), passes[0]))
+    assert results[0][:2] == results[1][:2]
+    assert results[1][2] == 2 * results[0][2]
+
+
 def test_an_entropy_bonus_has_the_gradient_of_entropy(groups) -> None:
     """Tied groups have no policy gradient, so the whole loss is the bonus; its step raises the entropy."""
     tied = [replace(group, rewards=np.ones(group.samples, np.float32)) for group in groups]

@@ -150,6 +150,19 @@ def test_the_critic_can_go_first_and_leaves_the_actor_alone(shared: bool) -> Non
     assert any(name.startswith("head.") for name in changed)
 
 
+def test_the_critics_first_updates_leave_nothing_in_the_optimiser() -> None:
+    """Adam's second moments of gradients that were zero make the actor's first steps after them two times too long."""
+    trainer, fresh = (trainer_of(settings(critic_first=first, learning_rate=1e-3)) for first in (2, 0))
+    for update in range(2):
+        trainer.update(make_batch(make_engine(trainer, update), SPECS, steps=32))
+    fresh.model.load_state_dict(trainer.model.state_dict())
+    fresh.updates["ppo"] = 2
+    batch = make_batch(make_engine(trainer, 2), SPECS, steps=32)
+    trainer.update(batch), fresh.update(batch)
+    assert all(np.array_equal(one, two) for one, two in zip(trainer.weights().values(), fresh.weights().values(),
+                                                            strict=True))
+
+
 def test_ppo_raises_the_probability_of_what_was_good() -> None:
     trainer = trainer_of(settings(learning_rate=1e-3, epochs=2, mini_batches=2, anneal=False, clip_value=False))
     means = []

@@ -50,11 +50,13 @@ class _Question:
 class BatchedActing:
     """`act` answers every question exactly once, in the order of its rows; a failure reaches all of its batch.
 
-    A batch leaves when as many ask as are `asking`, or when the first has waited for `max_wait_s`.
+    A batch leaves when as many ask as are `asking`, when `least_rows` of them wait (0: that is no reason), or when the
+    first has waited for `max_wait_s`. With `least_rows` = M that is the first M of N environments: the asynchronous
+    batches of EnvPool (Weng et al. 2022), here in whole questions, one of each simulator's process.
     """
 
-    def __init__(self, act: Act, max_wait_s: float) -> None:
-        self._act, self._max_wait_s = act, max_wait_s
+    def __init__(self, act: Act, max_wait_s: float, least_rows: int = 0) -> None:
+        self._act, self._max_wait_s, self._least_rows = act, max_wait_s, least_rows
         self.asking = 0
         """How many take turns in asking now."""
         self._waiting: list[_Question] = []
@@ -70,7 +72,7 @@ class BatchedActing:
         loop = asyncio.get_running_loop()
         question = _Question(observations, noise, loop.create_future())
         self._waiting.append(question)
-        if len(self._waiting) >= self.asking:
+        if len(self._waiting) >= self.asking or self._enough():
             self._leave()
         elif self._timer is None:
             self._timer = loop.call_later(self._max_wait_s, self._leave)
@@ -78,6 +80,9 @@ class BatchedActing:
 
     def statistics(self) -> dict[str, int]:
         return dict(self._counts)
+
+    def _enough(self) -> bool:
+        return 0 < self._least_rows <= sum(len(question.noise) for question in self._waiting)
 
     def _count(self, rows: list[int]) -> None:
         self._counts["batches"] += 1

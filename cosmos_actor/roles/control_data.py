@@ -10,13 +10,16 @@ from cosmos_actor.actors.role import Role, handles
 from cosmos_actor.actors.seeds import seed_of
 from cosmos_actor.roles.control_messages import ShownMoments, ShownRequest
 from cosmos_actor.roles.messages import Tasks, TasksRequest
+from cosmos_actor.roles.unit_source import UNITS_A_FRAGMENT
 from cosmos_actor.simulator_bridge.contract import Description
 from cosmos_actor.trainer.demonstrations import Demonstrations
 from cosmos_actor.trainer.instructions import INSTRUCTION, Instructions
 
-UNITS_A_FRAGMENT, FRAGMENTS_A_LIFE, LIVES = 1 << 12, 1 << 36, 1 << 15
-"""Numbers of units that one fragment begins on average at most, of fragments in one life of the job, and of lives
-before numbers come again: together 63 bits."""
+FRAGMENTS_A_LIFE, LIVES = 1 << 36, 1 << 15
+"""Numbers of fragments in one life of the job, and of lives before numbers come again: 63 bits with
+UNITS_A_FRAGMENT."""
+REPLACED_A_STEP = 1 << 12
+"""Fragments in the place of others at most."""
 
 
 class ControlDataRole(Role):
@@ -68,8 +71,10 @@ class ControlDataRole(Role):
     @staticmethod
     def _first_unit(request: TasksRequest, place: int) -> int:
         """Grows with the life of the job and the step: what a life that was rolled back has begun is not begun anew."""
-        fragment = request.attempt % LIVES * FRAGMENTS_A_LIFE + request.step * request.prompts + place
-        return fragment * UNITS_A_FRAGMENT
+        fragment = request.step * request.prompts + place
+        if request.split != "train":  # however many are asked for: apart from all that steps ask for themselves
+            fragment = FRAGMENTS_A_LIFE // 2 + request.step * REPLACED_A_STEP + place
+        return (request.attempt % LIVES * FRAGMENTS_A_LIFE + fragment) * UNITS_A_FRAGMENT
 
 
 def refuse_another_simulator(demonstrations: Demonstrations, description: Description) -> None:

@@ -17,6 +17,7 @@ from cosmos_actor.roles.newer_weights import load_newer
 from cosmos_actor.simulator_bridge.contract import ActionSpec, ArraySpec
 from cosmos_actor.trainer.control_scorer import make_model
 from cosmos_actor.trainer.control_settings import ControlSettings
+from cosmos_actor.trainer.model_weights import weights_digest_of
 from cosmos_actor.trainer.models import use_threads
 from cosmos_actor.trainer.vla_model import VlaModel
 from cosmos_actor.trainer.world import choose_device
@@ -78,6 +79,10 @@ class ControlEngine:
         self._drawing.weights_changed()
         self._counts["swaps"] += 1
         return self.held.digest
+
+    def read_back(self) -> str:
+        """See RolloutEngine.read_back."""
+        return weights_digest_of(self.model)
 
     def statistics(self) -> dict[str, float]:
         """Counts since the start: acts, rows acted for, seconds acting, swaps."""

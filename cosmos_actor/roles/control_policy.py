@@ -47,10 +47,11 @@ class ControlPolicyRole(PolicyRole):
     @handles(RestoreRequest)
     def restore(self, request: RestoreRequest) -> Restored:
         self.begin_life(request.epoch)
+        self.outbox.clear()
         self.trainer.close()
         self.trainer = Unprepared()
         self.checkpoint = None if request.directory is None else Path(request.directory) / self.name
-        self.step, self.answer = request.step, None
+        self.step, self.answer, self.stall_s = request.step, None, 0.0
         return Restored(self.name, self.step)
 
     @handles(PrepareRequest)
@@ -99,6 +100,7 @@ class AdaptedTrainer:
         self._trainer, self._body = trainer, body
         self.clone, self.values = trainer.clone, trainer.scorer.values
         self.weights, self.load, self.reset, self.close = trainer.weights, trainer.load, trainer.reset, trainer.close
+        self.snapshot = trainer.snapshot
 
     def grpo_step(self, groups: Sequence[Fragment]) -> dict[str, float]:
         """One PPO update on fragments in the order given."""

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from cosmos_actor.actors.context import Context
+from cosmos_actor.actors.errors import BadValue, UserError
 from cosmos_actor.actors.fragment import CollectTask, Fragment
 from cosmos_actor.actors.role import follows, handles
 from cosmos_actor.bus.errors import DeadlineExceeded
 from cosmos_actor.roles.acting import Acted, BatchedActing, Observations
-from cosmos_actor.roles.collector import CollectLimits, Collector
+from cosmos_actor.roles.collector import CollectLimits
 from cosmos_actor.roles.control_messages import (
     DESCRIPTION_TOPIC,
     CollectRequest,
@@ -24,13 +25,16 @@ from cosmos_actor.roles.control_messages import (
     EvaluateRequest,
     SimulatorEvent,
 )
+from cosmos_actor.roles.driver import Driver
 from cosmos_actor.roles.evaluator import Evaluator
 from cosmos_actor.roles.films import Films, cameras_of, missing
 from cosmos_actor.roles.judging import bootstraps
 from cosmos_actor.roles.messages import Generation
-from cosmos_actor.roles.unit_source import load_source
+from cosmos_actor.roles.plugins import DRIVERS, SOURCES
+from cosmos_actor.roles.shared_or_alone import SharedOrAlone
+from cosmos_actor.roles.unit_source import make_source
 from cosmos_actor.roles.weights_holder import WeightsHolder
-from cosmos_actor.simulator_bridge.contract import Description
+from cosmos_actor.simulator_bridge.contract import Description, WorkUnit
 from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.leases import LeaseTable
 from cosmos_actor.simulator_bridge.messages import Attach
@@ -42,20 +46,29 @@ from cosmos_actor.weight_plane.swap import WeightsHeld
 SHARE = 0.9
 """Of the deadline of whoever asks: with all of it, its line would be that the time is over, and not why."""
 
+Found = tuple[float, list[dict[str, Any]]]
+"""When it had the simulators, by the actor's clock, and what came of it."""
+
 
 class ControlRolloutRole(WeightsHolder):
-    """Every step says which version of the weights chose its action; one request is collected at a time."""
+    """Every step says which version of the weights chose its action; while an evaluation runs, nothing is collected."""
 
     name = "rollout"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.hold_nothing()
+        settings = context.settings.sim
+        self.plug_ins = SOURCES.load(settings.source), DRIVERS.load(settings.driver)
+        self.limits = CollectLimits(settings.step_s, settings.reset_s, settings.most_given_up)
         self.description: Description | None = None
-        self.collector: Collector | None = None
+        self.driver: Driver | None = None
         self.made = asyncio.Event()
+        self.unfit: UserError | None = None
+        """Why there is no driver."""
         self.someone = asyncio.Event()
-        self.one_at_a_time = asyncio.Lock()
+        self.simulators_for = SharedOrAlone()
+        """Requests for fragments together, or an evaluation."""
         self.swapping = threading.Lock()
         self.listened_to = False
         """Whether there is a controller to hear of simulators; it asks first."""
@@ -68,12 +81,14 @@ class ControlRolloutRole(WeightsHolder):
     async def ready_for_weights(self) -> None:
         with self.context.waiting("what the simulators are", "controller"):
             await self.made.wait()
+        if self.unfit is not None:
+            raise self.unfit
 
     # ---- what the simulators are
 
     @handles(DescribeRequest)
     async def describe(self, request: DescribeRequest) -> Description:
-        """Raises DeadlineExceeded when nobody attaches in time."""
+        """Raises DeadlineExceeded when nobody attaches in time; BadValue or UnknownName when nothing can drive them."""
         gateway: Gateway = self.context.simulators
         if not self.listened_to:
             self.listened_to = True
@@ -86,7 +101,9 @@ class ControlRolloutRole(WeightsHolder):
                 raise DeadlineExceeded(
                     f"no simulator of {self.context.settings.sim.kind or 'any kind'} has attached to "
                     f"{self.context.identity.actor} within {request.deadline_s:g} s", setting="sim.count") from error
-        return self.description or gateway.present[0].description
+        description = self.description or gateway.present[0].description
+        self._make_driver(description)  # now, so that whoever asks hears of it
+        return description
 
     @follows(DESCRIPTION_TOPIC)
     async def on_description(self, description: Description) -> None:
@@ -94,7 +111,10 @@ class ControlRolloutRole(WeightsHolder):
         if self.description is None:
             self.description = description
             await self.context.compute("build", self._build, description)
-            self._make_collector(description)
+            try:
+                self._make_driver(description)
+            except UserError as error:  # nobody hears what a follower raises: it is the answer to the next weights
+                self.unfit = error
             self._say_what_is_not_filmed(description)
             self.made.set()
 
@@ -106,15 +126,24 @@ class ControlRolloutRole(WeightsHolder):
         self.instructions = Instructions(description, kind=kind)
         self.engine = ControlEngine(settings, observations_of(description, kind=kind), description.action)
 
-    def _make_collector(self, description: Description) -> None:
+    def _make_driver(self, description: Description) -> None:
+        """Once; the network that it asks is made later. Raises BadValue, or what `make_source` does."""
+        if self.driver is not None:
+            return
         settings, identity = self.context.settings.sim, self.context.identity
-        self.collector = Collector(
-            self.context.simulators, BatchedActing(self._act, settings.max_wait_ms / 1000),
+        source, make = self.plug_ins
+        driver = DRIVERS.call(
+            settings.driver, make,
+            self.context.simulators, BatchedActing(self._act, settings.max_wait_ms / 1000, settings.least_rows),
             LeaseTable(attempts=settings.attempts, lease_s=settings.lease_s),
-            load_source(self.context.settings, description), self.engine.noise,
-            CollectLimits(settings.step_s, settings.reset_s, settings.most_given_up), self.context.clock.monotonic,
+            make_source(source, self.context.settings, description),
+            lambda generator, rows: self.engine.noise(generator, rows), self.limits, self.context.clock.monotonic,
             functools.partial(self._tell, "failed"), prefix=f"{identity.actor}.{identity.incarnation[-6:]}",
-            told=self.instructions.told)
+            told=lambda tasks: self.instructions.told(tasks))
+        if not isinstance(driver, Driver):
+            raise BadValue(f"the driver {settings.driver} gave {type(driver).__name__}, which has not all of collect, "
+                           "interrupt, statistics", setting=DRIVERS.setting)
+        self.driver = driver
 
     def _say_what_is_not_filmed(self, description: Description) -> None:
         settings = self.context.settings
@@ -162,46 +191,53 @@ class ControlRolloutRole(WeightsHolder):
     @handles(CollectRequest)
     async def collect(self, request: CollectRequest) -> Generation:
         await self.wait_for_version(request.version_dispatch, request.min_ordinal, request.weights_deadline_s)
-        assert self.collector is not None
-        async with self.one_at_a_time:
-            begun = self.context.clock.monotonic()
-            with self.context.waiting(f"{len(request.tasks)} fragments", "simulator"):
-                found = await self._collected(request.tasks)
-            groups = await self.context.compute("values", self._fragments, request, found)
+        with self.context.waiting(f"{len(request.tasks)} fragments", "simulator"):
+            begun, found = await self._collected(request.tasks)
+        groups = await self.context.compute("values", self._fragments, request, found)
         return Generation(groups, self.context.clock.monotonic() - begun,
-                          sum(group.token_count for group in groups))
+                          sum(group.token_count for group in groups), self.proof_of(groups))
 
     @handles(EvaluateRequest)
     async def evaluate(self, request: EvaluateRequest) -> Evaluated:
         """Episodes of training that simulators are in are begun anew afterwards."""
         await self.wait_for_version(request.version, request.min_ordinal, request.weights_deadline_s)
-        assert self.collector is not None and self.description is not None
-        settings = self.context.settings.sim
-        async with self.one_at_a_time:
-            begun = self.context.clock.monotonic()
-            self.collector.interrupt()
-            films = Films(self.description, settings.videos, settings.failed_videos)
-            evaluator = Evaluator(self.context.simulators, self._act_greedily, self.collector.limits,
-                                  settings.attempts, self.context.clock.monotonic,
-                                  functools.partial(self._tell, "failed"), self.instructions.told, films)
-            try:
-                with self.context.waiting(f"{len(request.units)} episodes of an evaluation", "simulator"):
-                    records = await self._in_time(evaluator.run(request.units), f"run {len(request.units)} episodes")
-                with self.context.waiting("their videos", "the encoder"):
-                    videos = await asyncio.to_thread(films.finish)
-            finally:
-                films.close()
+        assert self.description is not None
+        settings, what = self.context.settings.sim, f"{len(request.units)} episodes"
+        films = Films(self.description, settings.videos, settings.failed_videos)
+        try:
+            with self.context.waiting(f"{what} of an evaluation", "simulator"):
+                begun, records = await self._in_time(self._alone(request.units, films), f"run {what}")
+            with self.context.waiting("their videos", "the encoder"):
+                videos = await asyncio.to_thread(films.finish)
+        finally:
+            films.close()
         if films.problem:
             self._tell("not_filmed", {"text": films.problem})
         return Evaluated(records, self.context.clock.monotonic() - begun,
                          {unit: np.frombuffer(video, np.uint8) for unit, video in videos.items()})
 
-    async def _collected(self, tasks: Sequence[CollectTask]) -> list[dict[str, Any]]:
-        assert self.collector is not None
-        return await self._in_time(self.collector.collect(tasks), f"collected {len(tasks)} fragments")
+    async def _collected(self, tasks: Sequence[CollectTask]) -> Found:
+        return await self._in_time(self._shared(tasks), f"collected {len(tasks)} fragments")
 
-    async def _in_time(self, work: Coroutine[Any, Any, list[dict[str, Any]]], what: str) -> list[dict[str, Any]]:
-        """Raises DeadlineExceeded before the asker does, and says who is attached."""
+    async def _shared(self, tasks: Sequence[CollectTask]) -> Found:
+        assert self.driver is not None
+        async with self.simulators_for.shared():
+            return self.context.clock.monotonic(), await self.driver.collect(tasks)
+
+    async def _alone(self, units: Sequence[WorkUnit], films: Films) -> Found:
+        assert self.driver is not None
+        settings = self.context.settings.sim
+        async with self.simulators_for.alone():
+            begun = self.context.clock.monotonic()
+            self.driver.interrupt()
+            evaluator = Evaluator(self.context.simulators, self._act_greedily, self.limits,
+                                  settings.attempts, self.context.clock.monotonic,
+                                  functools.partial(self._tell, "failed"), self.instructions.told, films)
+            return begun, await evaluator.run(units)
+
+    async def _in_time(self, work: Coroutine[Any, Any, Found], what: str) -> Found:
+        """Raises DeadlineExceeded before the asker does, also where others still have the simulators, and says who is
+        attached."""
         deadline_s = SHARE * self.context.settings.run.deadline_s
         try:
             return await asyncio.wait_for(work, deadline_s)

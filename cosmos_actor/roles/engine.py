@@ -5,21 +5,35 @@ Legend: P tokens of a prompt, T tokens of an answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from cosmos_actor.roles.sampling import SamplingSettings
 
+OnNewWeights = Literal["wait", "keep", "recompute", "abort"]
+"""What becomes of sequences in flight when a version comes, by vLLM's names for it; see `rollout.on_new_weights`."""
+WAIT: OnNewWeights = "wait"
+KEEP: OnNewWeights = "keep"
+
 
 class EngineError(Exception):
-    """An engine could not do what it was asked; what it held before, it still holds."""
+    """An engine could not do what it was asked; what it held before, it still holds, but for WeightsLost."""
 
 
 class WeightsRefused(EngineError):
     """The weights offered are not this engine's: a name, shape, dtype or digest differs. The old ones are in place."""
+
+
+class WeightsSpoiled(WeightsRefused):
+    """The bytes offered are not those that the digest beside them was computed from. Others may be had."""
+
+
+class WeightsLost(EngineError):
+    """A swap failed on its way. The engine holds nothing, and answers nothing until it has taken a version whole."""
 
 
 class StaleWeights(EngineError):
@@ -28,6 +42,10 @@ class StaleWeights(EngineError):
 
 class PromptTooLong(EngineError):
     """Prompt and answer do not fit in the model's positions."""
+
+
+class NoWeights(EngineError):
+    """An engine that begins without weights was asked before it was given any."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,8 @@ class Completion:
     """[T] float32, nats, at the sampling temperature, before top-p and top-k."""
     finished: bool
     """True: ended by a stop token. False: cut at `max_new_tokens`."""
+    versions: np.ndarray
+    """[T] int64, the version (HeldWeights.version) that each token was sampled with; never falling."""
 
 
 @dataclass(frozen=True)
@@ -61,27 +81,104 @@ class HeldWeights:
     digest: str
 
 
+class Batch:
+    """What was asked for at once, on its way: a completion for each item, in order, when its sequence has ended."""
+
+    def __init__(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> None:
+        self.items, self.sampling = list(items), sampling
+        self.completions: list[Completion | None] = [None] * len(self.items)
+        self._left = len(self.items)
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0
+
+    def end(self, index: int, completion: Completion) -> None:
+        """The sequence of item `index` has ended."""
+        self.completions[index] = completion
+        self._left -= 1
+
+    def answers(self) -> list[Completion]:
+        """All completions of a batch that is done."""
+        return [completion for completion in self.completions if completion is not None]
+
+
 class RolloutEngine(Protocol):
-    """Samples answers with one version of the weights at a time."""
+    """Samples a step at a time, so that batches can join and new weights can come between two steps."""
 
     held: HeldWeights
     """Version -1 and an empty digest before the first `load_weights`."""
 
-    def generate(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> list[Completion]:
-        """One completion an item, in order. The items are one fixed batch: they are computed together.
+    @property
+    def in_flight(self) -> bool:
+        """Whether any batch that was begun is not done."""
+        ...
 
-        Raises PromptTooLong naming the setting to change.
-        """
+    def begin(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> Batch:
+        """Take a batch in hand, for `step`. Raises PromptTooLong, naming the setting to change, or NoWeights."""
+        ...
+
+    def step(self) -> None:
+        """Sample on in what is in flight, at least a token of it. What it raises, nothing in flight survives."""
+        ...
+
+    def drop(self, batch: Batch) -> None:
+        """Nobody waits for `batch` any more."""
         ...
 
     def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
         """Swap in all of `tensors` or none, and return the digest of what the engine then holds.
 
-        The digest is computed from the engine's own tensors. bfloat16 travels as uint16. Raises WeightsRefused or
+        The digest is of what the engine's own tensors were found to be. bfloat16 travels as uint16. Sequences in flight
+        go on as the engine was told to (OnNewWeights); with "wait" there must be none. Raises WeightsRefused or
         StaleWeights, after which the engine acts as before.
         """
+        ...
+
+    def read_back(self) -> str:
+        """The digest of what the engine computes with now, from its own tensors, as `load_weights` finds it."""
         ...
 
     def statistics(self) -> dict[str, float]:
         """Counts since the start: sequences, tokens, seconds generating, swaps."""
         ...
+
+
+def generate(engine: RolloutEngine, items: Sequence[GenerateItem], sampling: SamplingSettings) -> list[Completion]:
+    """One completion an item, in order: `begin`, and `step` until it is done."""
+    batch = engine.begin(items, sampling)
+    while not batch.done:
+        engine.step()
+    return batch.answers()
+
+
+def probe(engine: RolloutEngine) -> None:
+    """Let `engine` do what it is for: a token of what is in flight, or of a prompt of one token.
+
+    Raises EngineError when that token's log-prob is not finite.
+    """
+    if engine.in_flight:
+        return engine.step()
+    greedy = SamplingSettings(max_new_tokens=1, temperature=0.0)  # which every engine can, however it was started
+    [answer] = generate(engine, [GenerateItem(np.zeros(1, np.int32), seed=0)], greedy)
+    if not math.isfinite(answer.logprobs[0]):
+        raise EngineError(f"weights {engine.held.version} give a token the log-prob {answer.logprobs[0]}")
+
+
+def check_nothing_in_flight(engine: Any) -> None:
+    """Raises EngineError where an engine that is to wait for what is in flight is given weights before it has."""
+    if engine.on_new_weights == WAIT and engine.in_flight:
+        raise EngineError("sequences are in flight, and rollout.on_new_weights = \"wait\"")
+
+
+def check_lengths(items: Sequence[GenerateItem], sampling: SamplingSettings, positions: int,
+                  whose: str = "the model's") -> None:
+    """Raises PromptTooLong, naming the setting to change, unless each prompt and its answer fit into `positions`."""
+    longest = max(len(item.prompt) for item in items)
+    if min(len(item.prompt) for item in items) == 0:
+        raise PromptTooLong("a prompt has no tokens")
+    if longest + sampling.max_new_tokens > positions:
+        raise PromptTooLong(
+            f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones pass {whose} {positions}"
+            " positions: lower `rollout.max_new_tokens`"
+        )

@@ -1,8 +1,8 @@
 """Closed-loop evaluation: every work unit is run from its beginning to its end, once, by the likeliest actions.
 
     waiting ──a free slot──> running ──its episode ends──> a record
-       ^                        '──an error of a simulator──> waiting again, or a record that says so
-       '------------------------------'
+       ^                        |──an error of a simulator──> waiting again, or a record that says so
+       '──its simulator leaves──'
 
 Invariant: one record a unit. An error of a simulator is no failure of the policy: its record has no success.
 """
@@ -86,6 +86,11 @@ class Evaluator:
                 "return": 0.0, "length": 0, "terminated": False, "success": UNKNOWN, "kind": kind,
                 "simulator": simulator.description.simulator, "actor": simulator.name})
 
+    def given_back(self, lease: Lease) -> None:
+        """By one that left when it was asked to: that is no attempt."""
+        self._leases.give_back(lease)
+        self.films.drop(lease.unit)
+
     def lost(self, simulator: AttachedSimulator, error: SimulatorError) -> None:
         if error.kind in ("hang", "lost"):
             self._gateway.dismiss(simulator, error.text)
@@ -113,8 +118,11 @@ class _Drive:
             while await self._fill():
                 await self._step()
         except SimulatorError as error:
-            for lease in list(self._running.values()):
-                self._evaluator.failed(lease, self._simulator, error.kind, error.text)
+            for lease in self._running.values():
+                if self._simulator.left:
+                    self._evaluator.given_back(lease)
+                else:
+                    self._evaluator.failed(lease, self._simulator, error.kind, error.text)
             self._running.clear()
             self._evaluator.lost(self._simulator, error)
 

@@ -85,25 +85,64 @@ class GenerationRequest:
     weights_deadline_s: float
 
 
-@schema("generation", version=1)
+@schema("generation", version=2)
 @dataclass(frozen=True)
 class Generation:
     groups: list[Group]
     seconds: float
     """Time that the engine computed."""
     tokens: int
+    weights: dict[str, str]
+    """Version -> digest, as the engine found it in what it held, of all weights that the groups were made with. What
+    was made with others, or with a digest that was not published, is not trained on."""
 
 
-@schema("weights_report", version=1)
+@schema("weights_report", version=2)
 @dataclass(frozen=True)
 class WeightsReport:
-    """A rollout says which weights it really holds; `problem` is empty unless a version could not be taken."""
+    """A rollout says which weights it really holds; `problem` is empty unless a version could not be taken. A reference
+    says only that."""
 
     actor: str
     epoch: int
     step: int
     digest: str
     problem: str
+    topic: str = WEIGHTS_TOPIC
+    """On which it was announced."""
+
+
+@schema("weights_alarm", version=2)
+@dataclass(frozen=True)
+class WeightsAlarm:
+    """An event: a version came damaged. Whoever says so acts with the one before, and fetches it again `left` times."""
+
+    actor: str
+    epoch: int
+    step: int
+    tensor: str
+    problem: str
+    left: int
+    topic: str = WEIGHTS_TOPIC
+
+
+@schema("ask_weights", version=1)
+@dataclass(frozen=True)
+class AskWeights:
+    """Which weights do you hold, by a digest that you compute now?"""
+
+
+@schema("weights_proof", version=1)
+@dataclass(frozen=True)
+class WeightsProof:
+    """Read back from the engine now; of the policy: from what others pull. Both are empty when nothing is held."""
+
+    version: str
+    digest: str
+    """By what is there now."""
+    expected: str
+    """What it was when it was taken, or published."""
+    seconds: float
 
 
 # ---- reward, reference
@@ -222,11 +261,55 @@ class UpdateReply:
     seconds: float
 
 
-@schema("publish_request", version=1)
+@schema("publish_request", version=2)
 @dataclass(frozen=True)
 class PublishRequest:
+    """Take a snapshot of the weights after `step` and publish it. Answered with Snapshotted once it is taken; a
+    Published or NotPublished event follows, unless a newer snapshot takes its place."""
+
     epoch: int
     step: int
+
+
+@schema("snapshotted", version=1)
+@dataclass(frozen=True)
+class Snapshotted:
+    """The policy may go on training."""
+
+    step: int
+    seconds: float
+    """What that took: all that a step waits for its publication."""
+    replaced: int
+    """Versions, in this life of the policy, that a newer one overtook before they were published."""
+
+
+@schema("mend_request", version=2)
+@dataclass(frozen=True)
+class MendRequest:
+    """Somebody found damaged bytes in the version of `step`: compare what others pull with the snapshot it came of, or
+    with the file of the frozen reference."""
+
+    epoch: int
+    step: int
+    topic: str = WEIGHTS_TOPIC
+
+
+@schema("mended", version=1)
+@dataclass(frozen=True)
+class Mended:
+    """The tensors that were damaged and are right again; none when nothing was, or when it can not be known."""
+
+    tensors: list[str]
+
+
+@schema("not_published", version=1)
+@dataclass(frozen=True)
+class NotPublished:
+    """An event: a version could not be published. Whoever held an older one still does."""
+
+    epoch: int
+    step: int
+    problem: str
 
 
 @schema("publish_reference_request", version=1)
@@ -245,6 +328,8 @@ class PublishReferenceRequest:
 @schema("published", version=1)
 @dataclass(frozen=True)
 class Published:
+    """A version that can be pulled, as an event; of the reference, as an answer."""
+
     manifest: Manifest
     seconds: float
 

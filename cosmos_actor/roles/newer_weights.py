@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from cosmos_actor.roles.engine import HeldWeights, StaleWeights, WeightsRefused
+from cosmos_actor.roles.engine import HeldWeights, StaleWeights, WeightsRefused, WeightsSpoiled
 from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
 from cosmos_actor.weight_plane.digest import weights_digest
 
@@ -16,16 +16,21 @@ def load_newer(model: torch.nn.Module, held: HeldWeights, tensors: Mapping[str, 
                digest: str) -> HeldWeights:
     """Copy all of `tensors` into `model` and say what it then holds, by the digest of its own tensors.
 
-    All arrays are checked against `digest` before the first is copied. Raises StaleWeights or WeightsRefused; the model
-    is then as before.
+    All arrays are checked against `digest` before the first is copied. Raises StaleWeights, WeightsSpoiled or
+    WeightsRefused; the model is then as before.
     """
-    if version <= held.version:
-        raise StaleWeights(f"version {version} is not newer than {held.version}, which this engine holds")
-    offered = weights_digest(tensors)
-    if offered != digest:
-        raise WeightsRefused(f"version {version} has digest {offered[:16]}, its manifest says {digest[:16]}")
+    check_offer(held, tensors, version, digest)
     try:
         load_whole(model, tensors)
     except WeightsDoNotFit as error:
         raise WeightsRefused(f"version {version}: {error}") from error
     return HeldWeights(version, weights_digest_of(model))
+
+
+def check_offer(held: HeldWeights, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> None:
+    """Raises StaleWeights unless `version` is newer than what is held, WeightsSpoiled unless `digest` is theirs."""
+    if version <= held.version:
+        raise StaleWeights(f"version {version} is not newer than {held.version}, which this engine holds")
+    offered = weights_digest(tensors)
+    if offered != digest:
+        raise WeightsSpoiled(f"version {version} has digest {offered[:16]}, its manifest says {digest[:16]}")

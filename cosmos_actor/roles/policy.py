@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,14 @@ from typing import Any
 import numpy as np
 
 from cosmos_actor.actors.role import handles
+from cosmos_actor.bus.errors import BusError
 from cosmos_actor.roles.array_file import read_arrays, write_arrays
 from cosmos_actor.roles.messages import (
+    REFERENCE_TOPIC,
+    AskWeights,
+    Mended,
+    MendRequest,
+    NotPublished,
     Published,
     PublishReferenceRequest,
     PublishRequest,
@@ -19,14 +26,25 @@ from cosmos_actor.roles.messages import (
     Saved,
     SaveRequest,
     SftRequest,
+    Snapshotted,
     UpdateReply,
     UpdateRequest,
+    WeightsProof,
 )
+from cosmos_actor.roles.outbox import Outbox
 from cosmos_actor.roles.stateful import StatefulRole
+from cosmos_actor.simulator_bridge.mistakes import one_line
+from cosmos_actor.weight_plane.delta_publisher import worth_making
+from cosmos_actor.weight_plane.on_the_plane import digest_on_the_plane, put_right
 from cosmos_actor.weight_plane.publisher import WeightPublisher
+from cosmos_actor.weight_plane.transports.directory_source import written_too
+from cosmos_actor.weight_plane.transports.serving import served
 from cosmos_actor.weight_plane.version import Version
 
 REFERENCE_FILE = "reference.npz"
+FROZEN_REMEDY = "put it back, or start a new run: another reference is another loss"
+SHOWN_VERSIONS = 32
+"""Of a job that is quick; more than it publishes between two words of an actor."""
 
 
 class OutOfStep(Exception):
@@ -34,7 +52,10 @@ class OutOfStep(Exception):
 
 
 class PolicyRole(StatefulRole):
-    """Guarantee: step k of the optimiser happens once in a life of the job; asked for again, its answer is repeated."""
+    """Guarantee: step k of the optimiser happens once in a life of the job; asked for again, its answer is repeated.
+
+    A version is a snapshot: the next step begins as soon as it is taken, and nothing that it writes is published.
+    """
 
     name = "policy"
 
@@ -43,8 +64,22 @@ class PolicyRole(StatefulRole):
         self.trainer = self._make_trainer()
         self.step = 0
         self.answer: UpdateReply | None = None
-        self.publisher = WeightPublisher(self.context.bulk_store, keep=settings.weights.keep)
-        self.references = WeightPublisher(self.context.bulk_store, keep=1)
+        wanted, run_id = settings.weights, self.context.identity.run_id
+        self.store = served(self.context.bulk_store, wanted.transport, wanted.protection)
+        in_budget = wanted.keep + min(1, settings.reference_count)
+        self.publisher = WeightPublisher(self.store, keep=wanted.keep, in_budget=in_budget,
+                                         deltas=worth_making(settings.weights.delta, settings.bus.host))
+        self.outbox = Outbox(written_too(self.publisher.publish, wanted.directory, run_id, wanted.keep))
+        self.recent: dict[str, str] = {}
+        """Version -> digest of the newest published, for `status`: an engine's word may be of a second ago."""
+        self.published_at = 0.0
+        """When the newest version was, in seconds after 1970."""
+        self.stall_s = 0.0
+        """What snapshots have cost since the last step."""
+        self.sending: set[asyncio.Task[None]] = set()
+        self.references = WeightPublisher(self.store, keep=1, in_budget=in_budget)
+        self.frozen: Path | None = None
+        """The file of the reference that was published."""
 
     def _make_trainer(self) -> Any:
         from cosmos_actor.trainer.ranks import RankedTrainer
@@ -53,10 +88,17 @@ class PolicyRole(StatefulRole):
         return RankedTrainer(settings.policy, temperature=settings.rollout.logprob_temperature)
 
     def close(self) -> None:
+        self.outbox.close()
         self.trainer.close()
 
     def weights_held(self) -> str:
         return str(self.step)
+
+    def weights_proof(self) -> dict[str, Any]:
+        manifest = self.publisher.newest
+        return {} if manifest is None else {
+            "version": str(manifest.version), "digest": manifest.digest, "since": self.published_at,
+            "recent": dict(self.recent)}
 
     @handles(SftRequest)
     def sft(self, request: SftRequest) -> UpdateReply:
@@ -77,36 +119,105 @@ class PolicyRole(StatefulRole):
         if step != self.step + 1:
             raise OutOfStep(f"asked for step {step}, the policy is at step {self.step}")
         begun = self.context.clock.monotonic()
-        metrics = update()
-        self.step = step
-        self.answer = UpdateReply(step, dict(metrics), self.context.clock.monotonic() - begun)
+        metrics = {**update(), "seconds/publish_stall": self.stall_s}
+        self.step, self.stall_s = step, 0.0
+        self.answer = UpdateReply(step, metrics, self.context.clock.monotonic() - begun)
         return self.answer
 
     @handles(PublishRequest)
-    def publish(self, request: PublishRequest) -> Published:
-        """The weights after `request.step`. Raises OutOfStep when the policy is elsewhere."""
+    async def publish(self, request: PublishRequest) -> Snapshotted:
+        """The weights after `request.step`; they leave later. Raises OutOfStep when the policy is elsewhere."""
+        taken: Snapshotted = await self.context.compute("snapshot", self._snapshot, request)
+        task = asyncio.get_running_loop().create_task(self._send(request))
+        self.sending.add(task)
+        task.add_done_callback(self.sending.discard)
+        return taken
+
+    def _snapshot(self, request: PublishRequest) -> Snapshotted:
         self.refuse_another_life(request.epoch)
         if request.step != self.step:
             raise OutOfStep(f"asked to publish step {request.step}, the policy is at step {self.step}")
-        return self._publish(self.publisher, request, self.trainer.weights)
+        begun = self.context.clock.monotonic()
+        self.outbox.make_room()
+        self.outbox.offer(self._version(request), self.trainer.snapshot())
+        seconds = self.context.clock.monotonic() - begun
+        self.stall_s += seconds
+        return Snapshotted(request.step, seconds, self.outbox.replaced)
+
+    async def _send(self, request: PublishRequest) -> None:
+        """Publish the newest snapshot and say so, or why that could not be done."""
+        try:
+            word: Any = await asyncio.get_running_loop().run_in_executor(self.outbox.thread, self._publish)
+            if word is None:
+                return
+        except Exception as error:  # of any kind: what is not said, the job would wait for to its deadline
+            word = NotPublished(request.epoch, request.step, one_line(error))
+        try:
+            await self.context.emit(word)
+        except BusError:
+            pass  # who controlled is gone, and its successor begins another life
+
+    def _publish(self) -> Published | None:
+        begun = self.context.clock.monotonic()
+        manifest = self.outbox.send()
+        if manifest is None:
+            return None
+        self.published_at = self.context.clock.wall()
+        kept = list(self.recent.items())[1 - SHOWN_VERSIONS:]
+        self.recent = dict([*kept, (str(manifest.version), manifest.digest)])
+        return Published(manifest, self.context.clock.monotonic() - begun)
+
+    @handles(AskWeights)
+    async def prove(self, question: AskWeights) -> WeightsProof:
+        """The digest of the bytes that others pull now. Beside a step, after what is being published."""
+        return await asyncio.get_running_loop().run_in_executor(self.outbox.thread, self._prove)
+
+    def _prove(self) -> WeightsProof:
+        manifest, begun = self.publisher.newest, self.context.clock.monotonic()
+        if manifest is None:
+            return WeightsProof("", "", "", 0.0)
+        digest = digest_on_the_plane(self.context.bulk_store, manifest)
+        return WeightsProof(str(manifest.version), digest, manifest.digest, self.context.clock.monotonic() - begun)
+
+    @handles(MendRequest)
+    async def mend(self, request: MendRequest) -> Mended:
+        self.refuse_another_life(request.epoch)
+        return await asyncio.get_running_loop().run_in_executor(self.outbox.thread, self._mend, request)
+
+    def _mend(self, request: MendRequest) -> Mended:
+        if request.topic == REFERENCE_TOPIC:
+            return self._mend_reference(self._version(request))
+        manifest, wanted = self.publisher.newest, self._version(request)
+        if manifest is None or manifest.version != wanted:
+            return Mended([])
+
+        def compare(version: Version, arrays: Mapping[str, np.ndarray]) -> list[str]:
+            return put_right(self.context.bulk_store, manifest, arrays) if version == wanted else []
+
+        return Mended(self.outbox.with_newest(compare) or [])
+
+    def _mend_reference(self, wanted: Version) -> Mended:
+        manifest = self.references.newest
+        if manifest is None or manifest.version != wanted or self.frozen is None:
+            return Mended([])
+        return Mended(put_right(self.context.bulk_store, manifest, read_arrays(self.frozen, FROZEN_REMEDY)))
 
     @handles(PublishReferenceRequest)
     def publish_reference(self, request: PublishReferenceRequest) -> Published:
         """The frozen reference: as it was first frozen in this run, or the present weights, frozen by this."""
         self.refuse_another_life(request.epoch)
-        file = Path(request.directory) / REFERENCE_FILE
-        return self._publish(self.references, request, lambda: self._reference(file))
-
-    def _publish(self, publisher: WeightPublisher, request: Any,
-                 tensors: Callable[[], Mapping[str, np.ndarray]]) -> Published:
         begun = self.context.clock.monotonic()
-        version = Version(self.context.identity.run_id, request.epoch, request.step)
-        manifest = publisher.publish(version, tensors())
+        self.frozen = Path(request.directory) / REFERENCE_FILE
+        tensors = self._reference(self.frozen)
+        manifest = self.references.publish(self._version(request), tensors)
         return Published(manifest, self.context.clock.monotonic() - begun)
+
+    def _version(self, request: Any) -> Version:
+        return Version(self.context.identity.run_id, request.epoch, request.step)
 
     def _reference(self, path: Path) -> Mapping[str, np.ndarray]:
         if path.exists():
-            return read_arrays(path, "put it back, or start a new run: another reference is another loss")
+            return read_arrays(path, FROZEN_REMEDY)
         tensors: Mapping[str, np.ndarray] = self.trainer.weights()
         write_arrays(path, tensors)
         return tensors
@@ -123,10 +234,11 @@ class PolicyRole(StatefulRole):
     @handles(RestoreRequest)
     def restore(self, request: RestoreRequest) -> Restored:
         self.begin_life(request.epoch)
+        self.outbox.clear()
         if request.directory is not None:
             with self.pause(f"checkpoint {request.step}"):
                 self.trainer.load(Path(request.directory) / self.name)
         elif self.step != 0:
             self.trainer.reset()
-        self.step, self.answer = request.step, None
+        self.step, self.answer, self.stall_s = request.step, None, 0.0
         return Restored(self.name, self.step)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
 from cosmos_actor.actors.role import Role, follows, handles
 from cosmos_actor.bus.errors import DeadlineExceeded
-from cosmos_actor.roles.messages import REFERENCE_TOPIC, ReferenceRequest, Scores, scores_of
+from cosmos_actor.roles.fetching import fetched
+from cosmos_actor.roles.messages import REFERENCE_TOPIC, ReferenceRequest, Scores, WeightsReport, scores_of
 from cosmos_actor.weight_plane.manifest import Manifest
 
 
@@ -40,14 +42,24 @@ class ReferenceRole(Role):
 
     @follows(REFERENCE_TOPIC)
     async def on_weights(self, manifest: Manifest) -> None:
-        weights = self.context.weights
-        assert weights is not None
+        """Pull and verify them; say why if they can not be had, since nobody hears what a follower raises."""
         if self.frozen is not None and self.frozen.version == manifest.version:
             return  # announced again, over a new link
-        await self.ready_for_weights()
-        tensors = await weights.pull(manifest, self.context.settings.weights.deadline_s)
-        await self.context.compute("load_weights", self._take, manifest, tensors)
+        take = partial(self.context.compute, "load_weights", self._take_once, manifest)
+        try:
+            await self.ready_for_weights()
+            await fetched(self.context, manifest, REFERENCE_TOPIC, take)
+        except Exception as error:  # of any kind: what is not said, the job would wait for to its deadline
+            version, actor = manifest.version, self.context.identity.actor
+            await self.context.emit(WeightsReport(actor, version.epoch, version.step, "",
+                                                  f"{type(error).__name__}: {error}", REFERENCE_TOPIC))
+            return
         self.taken.set()
+
+    def _take_once(self, manifest: Manifest, tensors: Mapping[str, np.ndarray]) -> None:
+        """What began before the link over which it was announced ended may have been done meanwhile."""
+        if self.frozen is None or self.frozen.version != manifest.version:
+            self._take(manifest, tensors)
 
     def _take(self, manifest: Manifest, tensors: Mapping[str, np.ndarray]) -> None:
         self.scorer.load_weights(tensors, manifest.version.step, manifest.digest)

@@ -8,6 +8,7 @@ that the newest token of every sequence is in the last column.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,16 +16,24 @@ import numpy as np
 import torch
 
 from cosmos_actor.roles.engine import (
+    KEEP,
+    WAIT,
+    Batch,
     Completion,
     GenerateItem,
     HeldWeights,
-    PromptTooLong,
+    OnNewWeights,
+    check_lengths,
+    check_nothing_in_flight,
+    generate,
 )
 from cosmos_actor.roles.newer_weights import load_newer
 from cosmos_actor.roles.sampling import SamplingSettings, uniforms
 from cosmos_actor.roles.tokenizer import load_tokenizer
 from cosmos_actor.roles.torch_decode import Decoder, left_padded, make_decoder
-from cosmos_actor.trainer.models import load_model, use_threads
+from cosmos_actor.trainer.adapter import load_served_model
+from cosmos_actor.trainer.model_weights import weights_digest_of
+from cosmos_actor.trainer.models import use_threads
 from cosmos_actor.trainer.world import choose_device
 
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}
@@ -32,7 +41,11 @@ STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}
 
 
 class TorchEngine:
-    """Implements RolloutEngine. An answer depends on its prompt, seed, settings and the weights held, nothing else."""
+    """Implements RolloutEngine. An answer depends on its prompt, seed, settings and the weights held, nothing else.
+
+    Batches are computed one after the other. Where new weights need not wait for one, a step is a token, or so many as
+    are sampled between two looks at who has ended; otherwise it is the whole batch.
+    """
 
     def __init__(
         self,
@@ -42,12 +55,17 @@ class TorchEngine:
         pad_id: int,
         cuda_graphs: bool = True,
         threads: int = 1,
+        on_new_weights: OnNewWeights = WAIT,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
         self.held = HeldWeights(version=-1, digest="")
         self._stop_ids, self._pad_id, self._threads = tuple(stop_ids), pad_id, threads
         self._cuda_graphs = cuda_graphs and self.device.type == "cuda"
+        self.on_new_weights = on_new_weights
+        self._batches: deque[Batch] = deque()
+        self._decoding: _Decoding | None = None
+        """The first of them, once it was begun."""
         self._counts = {"sequences": 0.0, "tokens": 0.0, "prompt_tokens": 0.0, "seconds": 0.0, "swaps": 0.0}
 
     @classmethod
@@ -55,85 +73,141 @@ class TorchEngine:
         """An engine for a run's settings. Its weights are those of the model's name until the first `load_weights`."""
         policy, rollout = settings.policy, settings.rollout
         tokenizer = load_tokenizer(policy.model)
-        model = load_model(
-            policy.model, seed=policy.seed, dtype=policy.publish_dtype, device=choose_device(rollout.device)
-        )
-        return cls(model, stop_ids=tokenizer.stop_ids, pad_id=tokenizer.pad_id, threads=rollout.threads)
+        model = load_served_model(policy, choose_device(rollout.device))
+        return cls(model, stop_ids=tokenizer.stop_ids, pad_id=tokenizer.pad_id, threads=rollout.threads,
+                   on_new_weights=rollout.on_new_weights)
+
+    @property
+    def in_flight(self) -> bool:
+        """See RolloutEngine.in_flight."""
+        return bool(self._batches)
+
+    def begin(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> Batch:
+        """See RolloutEngine.begin."""
+        batch = Batch(items, sampling)
+        if not batch.done:
+            positions = getattr(self.model.config, "max_position_embeddings", None) or 1 << 30
+            check_lengths(items, sampling, positions)
+            self._batches.append(batch)
+        return batch
 
     @torch.inference_mode()
-    def generate(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> list[Completion]:
-        """See RolloutEngine.generate."""
-        if not items:
-            return []
+    def step(self) -> None:
+        """See RolloutEngine.step."""
+        if not self._batches:
+            return
         started = time.perf_counter()
         use_threads(self._threads)
-        self._check_lengths(items, sampling)
-        decoder, logits = self._read_prompts(items, sampling)
-        tokens, logprobs = self._sample(decoder, logits, items, sampling)
-        completions = _cut(tokens, logprobs, self._stops(sampling))
-        self._count(completions, decoder, time.perf_counter() - started)
-        return completions
+        try:
+            self._bring_on(self._batches[0])
+        except Exception:
+            self._batches.clear()
+            self._decoding = None
+            raise
+        self._counts["seconds"] += time.perf_counter() - started
+
+    def drop(self, batch: Batch) -> None:
+        """See RolloutEngine.drop."""
+        if self._batches and batch is self._batches[0]:
+            self._decoding = None
+        if batch in self._batches:
+            self._batches.remove(batch)
+
+    def generate(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> list[Completion]:
+        """See engine.generate."""
+        return generate(self, items, sampling)
 
     def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
         """See RolloutEngine.load_weights. All arrays are checked against `digest` before the first is copied."""
+        check_nothing_in_flight(self)
         self.held = load_newer(self.model, self.held, tensors, version, digest)
+        if self._decoding is not None and self.on_new_weights != KEEP:
+            self._decoding.read_again()
         self._counts["swaps"] += 1
         return self.held.digest
+
+    def read_back(self) -> str:
+        """See RolloutEngine.read_back."""
+        return weights_digest_of(self.model)
 
     def statistics(self) -> dict[str, float]:
         """See RolloutEngine.statistics."""
         return dict(self._counts)
 
-    def _check_lengths(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> None:
-        longest = max(len(item.prompt) for item in items)
-        positions = getattr(self.model.config, "max_position_embeddings", None) or 1 << 30
-        if min(len(item.prompt) for item in items) == 0:
-            raise PromptTooLong("a prompt has no tokens")
-        if longest + sampling.max_new_tokens > positions:
-            raise PromptTooLong(
-                f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones pass the model's {positions}"
-                " positions: lower `rollout.max_new_tokens`"
-            )
+    def _bring_on(self, batch: Batch) -> None:
+        if self._decoding is None:
+            self._decoding = _Decoding(self, batch, batch.sampling.stop_ids or self._stop_ids)
+        decoding = self._decoding
+        check = STEPS_BETWEEN_CHECKS.get(self.device.type, 1)
+        while not decoding.step(check):
+            if self.on_new_weights != WAIT:
+                return
+        for index, completion in enumerate(decoding.completions()):
+            batch.end(index, completion)
+        self._batches.popleft()
+        self._decoding = None
+        self._counts["sequences"] += len(batch.items)
+        self._counts["tokens"] += sum(len(completion.tokens) for completion in batch.answers())
+        self._counts["prompt_tokens"] += decoding.prompt_tokens
 
-    def _read_prompts(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> tuple[Decoder, torch.Tensor]:
-        """A decoder that has read all prompts, and the logits [B, V] of what comes next."""
-        distinct: dict[bytes, int] = {}
-        keys = [np.asarray(item.prompt, dtype=np.int64).tobytes() for item in items]
-        rows = [distinct.setdefault(key, len(distinct)) for key in keys]
-        prompts = [np.frombuffer(key, dtype=np.int64) for key in distinct]
+    def decoder(self, prompts: Sequence[np.ndarray], rows: Sequence[int], new: int) -> tuple[Decoder, torch.Tensor]:
+        """A decoder of B sequences that has read the prompts, `rows` says whose each has; the logits [B, V] of what
+        comes next."""
         tokens, mask = left_padded(prompts, self._pad_id)
-        decoder = make_decoder(self.model, batch=len(items), new=sampling.max_new_tokens, graphs=self._cuda_graphs)
+        decoder = make_decoder(self.model, batch=len(rows), new=new, graphs=self._cuda_graphs)
         return decoder, decoder.read(tokens.to(self.device), mask.to(self.device), torch.tensor(rows).to(self.device))
 
-    def _sample(
-        self, decoder: Decoder, logits: torch.Tensor, items: Sequence[GenerateItem], sampling: SamplingSettings
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens [B, T] int64 and log-probs [B, T] float32; what follows a stop token means nothing."""
-        noise = torch.from_numpy(uniforms([(item.seed, item.sample) for item in items], sampling.max_new_tokens))
-        noise = noise.to(self.device)
-        stops = torch.tensor(self._stops(sampling), device=self.device)
-        ended = torch.zeros(len(items), dtype=torch.bool, device=self.device)
-        check = STEPS_BETWEEN_CHECKS.get(self.device.type, 1)
-        tokens, logprobs = [], []
-        for step in range(sampling.max_new_tokens):
-            chosen, logprob = choose(logits.float(), noise[:, step], sampling)
-            tokens.append(chosen)
-            logprobs.append(logprob)
-            ended |= torch.isin(chosen, stops)
-            last = step + 1 == sampling.max_new_tokens
-            if last or ((step + 1) % check == 0 and bool(ended.all())):
-                break
-            logits = decoder.step(chosen)
-        return torch.stack(tokens, 1).cpu().numpy(), torch.stack(logprobs, 1).float().cpu().numpy()
 
-    def _stops(self, sampling: SamplingSettings) -> tuple[int, ...]:
-        return sampling.stop_ids or self._stop_ids
+class _Decoding:
+    """The batch in hand: its decoder, and what it has sampled."""
 
-    def _count(self, completions: list[Completion], decoder: Decoder, seconds: float) -> None:
-        self._counts["sequences"] += len(completions)
-        self._counts["tokens"] += sum(len(completion.tokens) for completion in completions)
-        self._counts["prompt_tokens"] += decoder.prompt_tokens
-        self._counts["seconds"] += seconds
+    def __init__(self, engine: TorchEngine, batch: Batch, stops: tuple[int, ...]) -> None:
+        self._engine, self._items, self._sampling, self._stops = engine, batch.items, batch.sampling, stops
+        noise = uniforms([(item.seed, item.sample) for item in batch.items], batch.sampling.max_new_tokens)
+        self._noise = torch.from_numpy(noise).to(engine.device)
+        self._stop = torch.tensor(stops, device=engine.device)
+        self._ended = torch.zeros(len(batch.items), dtype=torch.bool, device=engine.device)
+        self._tokens: list[torch.Tensor] = []
+        self._logprobs: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        distinct: dict[bytes, int] = {}
+        keys = [np.asarray(item.prompt, dtype=np.int64).tobytes() for item in batch.items]
+        rows = [distinct.setdefault(key, len(distinct)) for key in keys]
+        prompts = [np.frombuffer(key, dtype=np.int64) for key in distinct]
+        self._decoder, logits = engine.decoder(prompts, rows, batch.sampling.max_new_tokens)
+        self.prompt_tokens = self._decoder.prompt_tokens
+        self._logits: torch.Tensor | None = logits
+
+    def step(self, most: int) -> bool:
+        """Sample up to `most` tokens a sequence; whether that was the end of all of them."""
+        for _ in range(most):
+            at = len(self._tokens)
+            logits = self._decoder.step(self._tokens[-1]) if self._logits is None else self._logits
+            chosen, logprob = choose(logits.float(), self._noise[:, at], self._sampling)
+            self._logits = None
+            self._tokens.append(chosen)
+            self._logprobs.append(logprob)
+            self._versions.append(self._engine.held.version)
+            self._ended |= torch.isin(chosen, self._stop)
+            if at + 1 == self._sampling.max_new_tokens:
+                return True
+        return bool(self._ended.all())
+
+    @torch.inference_mode()
+    def read_again(self) -> None:
+        """The weights are others: read prompts and what was sampled with them. What follows a stop token is read too,
+        and means nothing."""
+        sampled = torch.stack(self._tokens, 1).cpu().numpy()
+        prompts = [np.concatenate([item.prompt, row]) for item, row in zip(self._items, sampled, strict=True)]
+        left = self._sampling.max_new_tokens - len(self._tokens)
+        self._decoder, self._logits = self._engine.decoder(prompts, range(len(prompts)), left)
+        self.prompt_tokens += self._decoder.prompt_tokens
+
+    def completions(self) -> list[Completion]:
+        """Each sequence up to and with its first stop token."""
+        tokens = torch.stack(self._tokens, 1).cpu().numpy()
+        logprobs = torch.stack(self._logprobs, 1).float().cpu().numpy()
+        return _cut(tokens, logprobs, np.array(self._versions, dtype=np.int64), self._stops)
 
 
 def choose(
@@ -167,13 +241,13 @@ def _truncated(probabilities: torch.Tensor, sampling: SamplingSettings) -> torch
     return torch.zeros_like(probabilities).scatter(1, order, torch.where(allowed, ordered, 0.0))
 
 
-def _cut(tokens: np.ndarray, logprobs: np.ndarray, stops: tuple[int, ...]) -> list[Completion]:
+def _cut(tokens: np.ndarray, logprobs: np.ndarray, versions: np.ndarray, stops: tuple[int, ...]) -> list[Completion]:
     """Each row up to and with its first stop token."""
     stopped = np.isin(tokens, stops)
     finished = stopped.any(axis=1)
     lengths = np.where(finished, stopped.argmax(axis=1) + 1, tokens.shape[1])
     return [
-        Completion(row[:length].astype(np.int32), values[:length].astype(np.float32), bool(done))
+        Completion(row[:length].astype(np.int32), values[:length].astype(np.float32), bool(done), versions[:length])
         for row, values, length, done in zip(tokens, logprobs, lengths.tolist(), finished.tolist(), strict=True)
     ]
 

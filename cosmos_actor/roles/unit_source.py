@@ -1,22 +1,25 @@
-"""Which work units there are: a source is a function of (description, settings, seed) to `unit(number)`."""
+"""Which work units there are: `sim.source` names a function of (tasks, seed of the run) to `unit(number)`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cosmos_actor.actors.errors import UnknownName
-from cosmos_actor.actors.loading import load_object
+from cosmos_actor.actors.errors import BadValue, UnknownName
 from cosmos_actor.actors.seeds import seed_of
+from cosmos_actor.roles.plugins import SOURCES
 from cosmos_actor.simulator_bridge.contract import BY_SEED, Description, TaskSpec, WorkUnit
 
 Source = Callable[[int], WorkUnit]
+UNITS_A_FRAGMENT = 1 << 12
+"""Units that a fragment begins on average at most: from step to step the number goes up to the next multiple of this
+times the step's fragments."""
 
 
-def load_source(settings: Any, description: Description) -> Source:
-    """The source that `sim.source` names, over the tasks that `sim.tasks` names (all when empty).
+def make_source(make: Callable[..., Any], settings: Any, description: Description) -> Source:
+    """What `make`, the source that `sim.source` names, gives for the tasks of `sim.tasks` (all when empty).
 
-    Raises UnknownName for a task that the simulator has not.
+    Raises UnknownName for a task that the simulator has not, BadValue when `make` raises or gives nothing to call.
     """
     known = {task.name: task for task in description.tasks}
     for name in settings.sim.tasks:
@@ -24,16 +27,24 @@ def load_source(settings: Any, description: Description) -> Source:
             raise UnknownName(f"{description.simulator} has no task `{name}`; it has {', '.join(known)}",
                               setting="sim.tasks")
     tasks = [known[name] for name in settings.sim.tasks] or description.tasks
-    make: Any = in_turn if settings.sim.source == "in_turn" else load_object(settings.sim.source, setting="sim.source")
-    return make(tasks, settings.run.seed)  # type: ignore[no-any-return]
+    source = SOURCES.call(settings.sim.source, make, tasks, settings.run.seed)
+    if not callable(source):
+        raise BadValue(f"the source {settings.sim.source} gave {type(source).__name__}, not a function of a number to "
+                       "a WorkUnit", setting=SOURCES.setting)
+    return source  # type: ignore[no-any-return]
 
 
 def in_turn(tasks: list[TaskSpec], seed: int) -> Source:
-    """Unit k is of task k mod n; its initial state is the next of that task's set, or its own seed."""
+    """One task after the other; a unit's initial state is the next of its task's set, or its own seed.
+
+    Where a stretch of UNITS_A_FRAGMENT numbers begins is drawn: steps begin at multiples of it, so that with eight
+    tasks and four episodes a step the same four would have all the turns.
+    """
 
     def unit(number: int) -> WorkUnit:
-        task = tasks[number % len(tasks)]
-        turn = number // len(tasks)
+        place = number + seed_of(f"{seed}/turn/{number // UNITS_A_FRAGMENT}", bits=31)
+        task = tasks[place % len(tasks)]
+        turn = place // len(tasks)
         return WorkUnit(unit_id=f"u{number}", task=task.name, seed=unit_seed(seed, number),
                         initial_state=turn % task.initial_states if task.initial_states else BY_SEED)
 

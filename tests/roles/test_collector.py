@@ -234,6 +234,66 @@ def test_a_request_that_is_given_up_leaves_no_slot_in_the_middle_of_an_episode()
     run(scene())
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_one_that_is_given_up_just_when_something_changes_ends_and_leaves_nothing_running(turns: int) -> None:
+    async def scene() -> None:
+        yard = await Yard(step_s=60.0).open()
+        for name in ("simulator-0", "simulator-1"):
+            (await yard.attach(name)).answering.clear()
+        collecting = asyncio.ensure_future(yard.collector.collect(tasks(4)))
+        await asyncio.sleep(0.05)
+        first, second = yard.gateway.present
+        assert (first.doing, second.doing) == ("reset", "reset")
+        yard.gateway.dismiss(first, "a change")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        collecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(collecting, 5.0)
+        assert (first.doing, second.doing) == ("", "") and yard.leases.statistics()["leased"] == 0
+
+    run(scene())
+
+
+def test_where_there_was_no_answer_to_what_is_seen_episodes_begin_anew() -> None:
+    async def scene() -> None:
+        yard = await Yard().open()
+        await yard.attach("simulator-0", envs=1)
+        before, act = await collect(yard, 1, steps=2), yard.acting._act
+        answers = iter([act, act])
+
+        async def ends(*question: Any) -> Any:
+            answer = next(answers, None)
+            if answer is None:
+                raise ZeroDivisionError
+            return await answer(*question)
+
+        yard.acting._act = ends
+        with pytest.raises(ZeroDivisionError):
+            await collect(yard, 1)
+        yard.acting._act = act
+        units = [episode["unit"] for episode in episodes(before + await collect(yard, 1) + await collect(yard, 1))]
+        assert len(set(units)) == len(units)
+
+    run(scene())
+
+
+def test_who_is_idle_in_the_middle_of_an_episode_while_a_request_goes_on_is_not_taken_for_stuck() -> None:
+    async def scene() -> None:
+        yard = await Yard(lease_s=0.2, step_s=60.0).open()
+        slow = await yard.attach("simulator-0", envs=1)
+        await yard.attach("simulator-1", envs=2)
+        slow.answering.clear()
+        collecting = asyncio.ensure_future(collect(yard, 2))
+        while [one.name for one in yard.gateway.present] != ["simulator-1"]:  # the slow one is given up
+            await asyncio.sleep(0.05)
+        for item in await collecting:
+            assert item["actor"] == "simulator-1"
+        assert [failure["simulator"] for failure in yard.told] == ["simulator-0 (test:count)"]
+
+    run(scene())
+
+
 def test_a_work_unit_that_nobody_gets_on_with_is_given_to_another() -> None:
     async def scene() -> None:
         yard = await Yard(lease_s=0.2, step_s=60.0).open()

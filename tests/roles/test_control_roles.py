@@ -62,6 +62,16 @@ def test_numbers_of_units_grow_with_steps_and_lives_and_fit_into_a_message():
     assert first(10**6, 10**9) < 1 << 63
 
 
+def test_what_is_in_the_place_of_others_begins_units_of_its_own() -> None:
+    data = role(ControlDataRole)
+    asked = [TasksRequest(step, prompts, samples=1, split=split, attempt=0)
+             for step in range(1, 40) for split, prompts in (("train", 4), ("replacement", 4))]
+    asked += [TasksRequest(step, 9, samples=1, split="replacement", attempt=0) for step in range(40, 80)]
+    first = [task.first_unit for request in asked for task in data.tasks(request).tasks]
+    assert len(set(first)) == len(first) and max(first) < data.tasks(
+        TasksRequest(1, 4, samples=1, split="train", attempt=1)).tasks[0].first_unit
+
+
 @pytest.mark.parametrize(("sim", "paid"), [({}, 2.0), ({"reward_scale": 0.1}, 0.2), ({"reward_clip": 1.0}, 1.0)])
 def test_rewards_are_scaled_then_cut(sim, paid):
     scores = role(ControlRewardRole, **sim).score(ScoreRequest([fragment([0, 1, 0], [0, 0, 0])]))
@@ -101,10 +111,21 @@ def test_a_fragment_that_contradicts_itself_is_refused(change, line):
 
 def test_units_take_turns_over_tasks_and_initial_states():
     unit = in_turn([TaskSpec("a", 10, initial_states=3), TaskSpec("b", 10)], seed=1)
-    taken = [unit(number) for number in range(8)]
-    assert [one.task for one in taken] == ["a", "b"] * 4
-    assert [one.initial_state for one in taken] == [0, BY_SEED, 1, BY_SEED, 2, BY_SEED, 0, BY_SEED]
-    assert len({one.seed for one in taken}) == 8 and all(0 <= one.seed < 1 << 31 for one in taken)
+    taken = [unit(number) for number in range(13)]
+    first = [(one.task, one.initial_state) for one in taken].index(("a", 0))  # where the turns begin is drawn
+    assert [one.task for one in taken[first:first + 7]] == ["a", "b", "a", "b", "a", "b", "a"]
+    assert [one.initial_state for one in taken[first:first + 7]] == [0, BY_SEED, 1, BY_SEED, 2, BY_SEED, 0]
+    assert len({one.seed for one in taken}) == 13 and all(0 <= one.seed < 1 << 31 for one in taken)
+
+
+@pytest.mark.parametrize(("tasks", "states", "begun"), [(8, 0, 4), (16, 0, 1), (2, 8, 2), (1, 50, 3)])
+def test_steps_of_few_episodes_come_to_all_tasks_and_initial_states(tasks, states, begun):
+    data = role(ControlDataRole)
+    unit = in_turn([TaskSpec(f"t{at}", 10, initial_states=states) for at in range(tasks)], seed=0)
+    asked = [data.tasks(TasksRequest(step=step, prompts=4, samples=1, split="train", attempt=0)).tasks[0].first_unit
+             for step in range(1, 301)]
+    taken = [unit(first + place) for first in asked for place in range(begun)]
+    assert len({(one.task, one.initial_state) for one in taken}) == tasks * max(states, 1)
 
 
 def test_a_checkpoint_of_another_body_is_refused(tmp_path):

@@ -13,6 +13,7 @@ from cosmos_actor.roles.sampling import SamplingSettings, uniforms
 from cosmos_actor.roles.torch_engine import TorchEngine, choose
 from cosmos_actor.trainer.model_weights import host_copies, named_tensors
 from cosmos_actor.trainer.models import load_model
+from cosmos_actor.trainer.settings import TrainerSettings
 from cosmos_actor.weight_plane.digest import weights_digest
 from tests.trainer.make import MODEL
 
@@ -187,8 +188,9 @@ def test_a_prompt_that_does_not_fit_names_the_setting() -> None:
 
 
 def test_an_engine_is_made_from_a_runs_settings() -> None:
-    policy = SimpleNamespace(model=MODEL, seed=0, publish_dtype="bfloat16")
-    engine = TorchEngine.from_settings(SimpleNamespace(policy=policy, rollout=SimpleNamespace(device="cpu", threads=1)))
+    policy = TrainerSettings(model=MODEL, publish_dtype="bfloat16")
+    engine = TorchEngine.from_settings(SimpleNamespace(policy=policy, rollout=SimpleNamespace(
+        device="cpu", threads=1, on_new_weights="wait")))
     assert engine.model.dtype == torch.bfloat16 and engine.held.version == -1
     assert engine.generate(items(2), settings())[0].logprobs.dtype == np.float32
 

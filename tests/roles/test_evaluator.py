@@ -94,6 +94,23 @@ def test_one_that_dies_is_replaced_by_one_that_comes_later() -> None:
     run(scene())
 
 
+def test_one_that_leaves_in_the_middle_is_no_attempt() -> None:
+    async def scene() -> None:
+        yard = await Yard().open()
+        leaving = await yard.attach("simulator-0", envs=2)
+        leaving.answering.clear()
+        working = asyncio.ensure_future(evaluator(yard, attempts=1).run(units(4)))
+        await asyncio.sleep(0.05)
+        await leaving.leave()
+        await yard.attach("simulator-1", envs=2)
+        records = await working
+        check(records, 4)
+        assert {(record["outcome"], record["actor"]) for record in records} == {(DONE, "simulator-1")}
+        assert yard.told == []
+
+    run(scene())
+
+
 class Seen(Count):
     """Shows how many steps its episode has had, as a grey, and fails where the seed is odd."""
 

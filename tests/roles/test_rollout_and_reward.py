@@ -35,12 +35,21 @@ class Source:
 
 
 class Engine:
+    """Always has something in flight, and brings it on."""
+
+    in_flight = True
+
+    def step(self) -> None:
+        pass
+
     def load_weights(self, tensors: Any, version: int, digest: str) -> str:
         return digest
 
 
 def context(worker: ThreadWorker, **more: Any) -> Context:
-    settings = SimpleNamespace(weights=SimpleNamespace(deadline_s=5.0), reward=SimpleNamespace(deadline_s=0.05))
+    settings = SimpleNamespace(weights=SimpleNamespace(deadline_s=5.0), reward=SimpleNamespace(deadline_s=0.05),
+                               run=SimpleNamespace(grouping="per_role"),
+                               rollout=SimpleNamespace(on_new_weights="recompute", probe_s=60.0))
     return Context(Identity("run", "any", "any-0", "1"), settings, seed=0, clock=SystemClock(), worker=worker, **more)
 
 
@@ -60,7 +69,8 @@ def test_a_version_that_is_announced_again_is_reported_again_and_not_pulled(work
     async def run() -> None:
         source = Source()
         role = RolloutRole(context(worker, weights=source, emit=emit))
-        role.engine, role.held, role.taken = Engine(), None, asyncio.Event()
+        role.hold_nothing()
+        role.engine = Engine()
         for _ in range(2):
             await role.on_weights(Manifest(Version("run", 0, 3), "abc", [], []))
         assert source.pulled == 1

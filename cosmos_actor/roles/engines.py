@@ -1,0 +1,57 @@
+"""Which rollout engines there are, and what each can not do: known before one is loaded. No torch, no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from cosmos_actor.roles.sampling import SamplingSettings
+
+EngineName = Literal["torch", "vllm"]
+TORCH, VLLM = get_args(EngineName)
+ENGINES = {
+    TORCH: "cosmos_actor.roles.torch_engine:TorchEngine",
+    VLLM: "cosmos_actor.roles.vllm_engine:VllmEngine",
+}
+VLLM_LEAST_TEMPERATURE = 0.01
+"""vLLM takes what is below, and is not 0, for this, and says so in its log only."""
+
+
+def engine_disagreements(settings: Any) -> Iterator[str]:
+    """One line for each thing that a run's settings ask of a rollout engine that can not do it."""
+    rollout = settings.rollout
+    if rollout.engine != VLLM:
+        if rollout.tensor_parallel > 1:
+            yield "rollout.tensor_parallel is for rollout.engine = \"vllm\": leave it at 1, or take that engine"
+        return
+    if settings.run.grouping == "single":
+        yield "rollout.engine = \"vllm\" wants a process of its own: run.grouping = \"per_role\""
+    if rollout.device == "cuda":
+        yield ("rollout.engine = \"vllm\" drives vLLM's CPU build: rollout.device = \"cpu\", or rollout.engine = "
+               "\"torch\"")
+    if settings.policy.lora.rank and settings.policy.lora.publish == "adapter":
+        yield ("rollout.engine = \"vllm\" takes no adapter alone: policy.lora.publish = \"merged\", or "
+               "rollout.engine = \"torch\"")
+    if line := vllm_can_not(rollout):
+        yield f"{line}: change that, or rollout.engine = \"torch\""
+
+
+def vllm_can_not(sampling: SamplingSettings) -> str:
+    """What of `sampling` vLLM can not do exactly, as a line; empty when it can.
+
+    Its log-probs are either at temperature 1, or after top-p and top-k.
+    """
+    if 0 < sampling.temperature < VLLM_LEAST_TEMPERATURE:
+        return f"vLLM has no rollout.temperature between 0 and {VLLM_LEAST_TEMPERATURE}"
+    if sampling.truncates and sampling.temperature not in (0.0, 1.0):
+        return (f"vLLM gives no log-probs at rollout.temperature = {sampling.temperature} that are before "
+                "rollout.top_p and rollout.top_k")
+    return ""
+
+
+def vllm_logprobs_mode(sampling: SamplingSettings) -> str:
+    """vLLM's name for log-probs at the sampling temperature and before top-p and top-k, where `vllm_can_not` is empty.
+
+    Its processed ones are after temperature, top-p and top-k; its raw ones are before all three.
+    """
+    return "raw_logprobs" if sampling.truncates else "processed_logprobs"

@@ -1,0 +1,54 @@
+"""What each rollout engine can not do is one line, before anything starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cosmos_actor.actors.errors import UserError
+from cosmos_actor.recipes.resolve import resolve
+from cosmos_actor.roles.engine import GenerateItem
+from cosmos_actor.roles.engines import vllm_logprobs_mode
+from cosmos_actor.roles.sampling import SamplingSettings
+from cosmos_actor.roles.vllm_steps import seed_of
+
+
+@pytest.mark.parametrize(("settings", "line"), [
+    (["rollout.temperature=0.7", "rollout.top_p=0.9"], "no log-probs at rollout.temperature = 0.7 that are before"),
+    (["rollout.temperature=0.7", "rollout.top_k=5"], "change that, or rollout.engine = \"torch\""),
+    (["rollout.temperature=0.001"], "no rollout.temperature between 0 and 0.01"),
+    (["rollout.device=cuda"], "drives vLLM's CPU build"),
+    (["run.grouping=single"], "wants a process of its own"),
+])
+def test_what_vllm_can_not_do_is_refused(settings: list[str], line: str) -> None:
+    resolve("grpo-arithmetic", settings)
+    with pytest.raises(UserError, match=line):
+        resolve("grpo-arithmetic", ["rollout.engine=vllm", *settings])
+
+
+@pytest.mark.parametrize("settings", [
+    ["rollout.temperature=0.7"], ["rollout.top_p=0.9"], ["rollout.temperature=0", "rollout.top_k=5"]])
+def test_what_vllm_can_do_is_not(settings: list[str]) -> None:
+    resolve("grpo-arithmetic", ["rollout.engine=vllm", *settings])
+
+
+def test_an_engine_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(UserError, match=r"rollout\.engine"):
+        resolve("grpo-arithmetic", ["rollout.engine=sglang"])
+
+
+def test_parts_of_a_model_are_for_vllm_alone() -> None:
+    resolve("grpo-arithmetic", ["rollout.engine=vllm", "rollout.tensor_parallel=2"])
+    with pytest.raises(UserError, match="rollout.tensor_parallel is for rollout.engine = \"vllm\""):
+        resolve("grpo-arithmetic", ["rollout.tensor_parallel=2"])
+
+
+def test_the_logprobs_of_vllm_are_the_raw_ones_where_tokens_are_cut_off() -> None:
+    assert vllm_logprobs_mode(SamplingSettings(temperature=0.7)) == "processed_logprobs"
+    assert vllm_logprobs_mode(SamplingSettings(top_k=3)) == "raw_logprobs"
+
+
+def test_every_seed_and_sample_has_a_seed_of_its_own() -> None:
+    prompt = np.zeros(1, np.int32)
+    seeds = {seed_of(GenerateItem(prompt, seed, sample)) for seed in range(30) for sample in range(30)}
+    assert len(seeds) == 900 and 0 <= min(seeds) and max(seeds) < 1 << 63

@@ -27,9 +27,13 @@ from .messages import SIMULATOR, Attach
 from .mistakes import Mistake
 from .pace import Pace
 from .plugins import SimulatorName, load
+from .standard_input import read_whole
 
 FORCE_S = 5.0
 """After a signal, or after the end: whatever hangs in the simulator's own code or threads is left behind by then."""
+KEY_S = 10.0
+"""For a key on standard input. At a terminal, or where nobody closes it, its end would be waited for for ever."""
+STDIN = "-"
 ADDRESS = re.compile(r"tcp://([^\s:/\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(\d{1,5})")
 LONGEST_NAME = 64
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,%d}" % (LONGEST_NAME - 1))
@@ -61,7 +65,7 @@ def attach(options: AttachOptions) -> int:
     """Serve one simulator until its run is over; the exit code. Raises Mistake before anything was attached."""
     death.install()
     name = SimulatorName.parse(options.simulator, options.options)
-    address, keys = valid_address(options.connect), simulators_key(Path(options.key))
+    address, keys = valid_address(options.connect), simulators_key(options.key)
     _check_name(options.name)
     own_stdio()
     orphans.adopt()
@@ -163,18 +167,23 @@ def _check_name(name: str) -> None:
             name[:LONGEST_NAME], LONGEST_NAME))
 
 
-def simulators_key(path: Path) -> KeyRing:
-    """The key that a simulator comes in with. Raises Mistake."""
-    if not path.is_file():
-        raise Mistake("there is no key file {}; the job writes it into its run directory, keys/{}.key (--key)".format(
-            path, SIMULATOR))
+def simulators_key(named: str) -> KeyRing:
+    """The key that a simulator comes in with: of a file, or standard input's for `-`. Raises Mistake."""
+    where = "standard input" if named == STDIN else named
     try:
-        keys = KeyRing.load(path)
+        keys = KeyRing.parse(read_whole("the key", KEY_S), where) if named == STDIN else _of_file(Path(named))
     except KeyFileError as error:
         raise Mistake("{} (--key)".format(error.text)) from error
     if keys.role != SIMULATOR:
-        raise Mistake("{} is the key of role {}, not of {} (--key)".format(path, keys.role, SIMULATOR))
+        raise Mistake("{} is the key of role {}, not of {} (--key)".format(where, keys.role, SIMULATOR))
     return keys
+
+
+def _of_file(path: Path) -> KeyRing:
+    if not path.is_file():
+        raise Mistake("there is no key file {}; the job writes it into its run directory, keys/{}.key (--key)".format(
+            path, SIMULATOR))
+    return KeyRing.load(path)
 
 
 def own_stdio() -> None:

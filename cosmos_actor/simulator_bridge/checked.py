@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -52,6 +52,10 @@ class CheckedSession:
         self._specs = parsed_specs(description)
         self._pace = pace or Pace()
         self._clock = clock
+        self._met: Set[Tuple[int, str]] = set()
+        """Slots, and tasks that they have begun."""
+        self._new_to: Dict[str, Set[int]] = {"step": set(), "observe": set()}
+        """Kind of call -> slots that have begun a task that is new to them, and were not called so since."""
         self.forget()
 
     def forget(self) -> None:
@@ -126,27 +130,26 @@ class CheckedSession:
         rewards, rows, intermediate = chunk.of(slots)
         final: Dict[str, np.ndarray] = {}
         if chunk.some_ended:
-            over = np.flatnonzero(rows[:, TERMINATED] | rows[:, TRUNCATED])
-            if len(over):
-                final = {name: array[over] for name, array in observations.items()}
-                failures = self._go_on([slots[index] for index in over.tolist()], over, observations)
-                chunk.failures.update(failures)
+            flags = rows[:, TERMINATED:TRUNCATED + 1].tolist()
+            over = [index for index, flag in enumerate(flags) if 1 in flag]
+            if over:
+                final = {name: array.take(over, axis=0) for name, array in observations.items()}
+                chunk.failures.update(self._go_on([slots[index] for index in over], over, observations))
         failed = [SlotFailure(slot, error.kind, error.text) for slot, error in sorted(chunk.failures.items())]
         return Stepped(number, observations, rewards, rows, final, intermediate, failed, self._clock() - begun)
 
-    def _go_on(self, ended: List[int], over: np.ndarray, observations: Dict[str, np.ndarray]) -> Failures:
+    def _go_on(self, ended: List[int], over: List[int], observations: Dict[str, np.ndarray]) -> Failures:
         """Begin what is queued for slots whose episode ended; their first observations take the last ones' places."""
         following = {slot: self._queued[slot] for slot in ended if slot in self._queued}
         for slot in ended:
             self._idle(slot)
         failures = self._begin(following)
         seen, first, unseen = self._observe([slot for slot in following if slot not in failures])
-        where: Any = over
-        if len(seen) < len(ended):
-            index_of = dict(zip(ended, over.tolist()))
-            where = [index_of[slot] for slot in seen]
+        row_of = dict(zip(ended, over))
         for name, array in first.items():
-            observations[name][where] = array
+            rows = observations[name]
+            for slot, row in zip(seen, array):
+                rows[row_of[slot]] = row
         failures.update(unseen)
         return failures
 
@@ -173,8 +176,13 @@ class CheckedSession:
         if not units:
             return {}
         tasks = sorted({unit.task for unit in units.values()})
+        unmet = {(slot, unit.task) for slot, unit in units.items()} - self._met
+        if unmet:
+            self._met |= unmet
+            for new in self._new_to.values():
+                new.update(slot for slot, _ in unmet)
         try:
-            with self._pace("reset", *tasks, slots=len(units)):
+            with self._pace("reset", *tasks, slots=len(units), first=bool(unmet)):
                 self._session.reset(list(units), list(units.values()))
         except ENDS:
             raise
@@ -183,6 +191,7 @@ class CheckedSession:
         except BaseException as error:  # whatever it raises is the slots' failure
             if len(units) == 1:
                 return {slot: self._failure("reset", error, slot, unit) for slot, unit in units.items()}
+            self._met -= unmet  # the others may not have had their turn yet
             failures: Failures = {}
             for slot, unit in units.items():  # a reset can be repeated, and only some of them may be at fault
                 failures.update(self._reset_slots({slot: unit}))
@@ -206,6 +215,14 @@ class CheckedSession:
         chunk.note(rows, k, outcome, self._spent(where))
         if errors:
             self._fail(chunk, {slot: self._failure("step", error, slot) for slot, error in errors.items()})
+
+    def _first(self, kind: str, slots: List[int]) -> bool:
+        """Whether one of them is called so for the first time since it began a task that was new to it."""
+        new = self._new_to[kind]
+        if not new or new.isdisjoint(slots):
+            return False
+        new.difference_update(slots)
+        return True
 
     def _spent(self, where: Any) -> Optional[np.ndarray]:
         """Count one step for each of these slots: for which of them was it the last that they may take? None: none."""
@@ -231,7 +248,7 @@ class CheckedSession:
     def _outcome(self, slots: List[int], actions: np.ndarray) -> Tuple[Outcome, Dict[int, Any]]:
         errors: Dict[int, Any] = {}
         try:
-            with self._pace("step", slots=len(slots)):
+            with self._pace("step", slots=len(slots), first=self._first("step", slots)):
                 outcome: Optional[Outcome] = self._session.step(slots, actions)
         except SlotErrors as some:
             outcome, errors = some.outcome, dict(some.errors)
@@ -251,7 +268,7 @@ class CheckedSession:
         if not slots:
             return [], no_observations(self._specs), {}
         try:
-            with self._pace("observe", slots=len(slots)):
+            with self._pace("observe", slots=len(slots), first=self._first("observe", slots)):
                 seen = self._session.observe(slots)
             observations = copied_observations(seen, self._specs, len(slots))
         except ENDS:
@@ -275,6 +292,7 @@ class CheckedSession:
 
     def _observe_each(self, slots: List[int]) -> Tuple[List[int], Dict[str, np.ndarray], Failures]:
         """Looking changes nothing, so it can be done again, one by one, to see who is at fault."""
+        self._new_to["observe"].update(slots)  # the others may not have had their turn yet
         parts = [self._observe([slot]) for slot in slots]
         merged = {name: np.concatenate([observations[name] for _, observations, _ in parts])
                   for name in self._description.observations}
@@ -308,6 +326,7 @@ class CheckedSession:
             kind, text = error.kind, error.text
         elif isinstance(error, EOFError):
             text += "; it asked a question, and nobody is there to answer"
+        self._met = {(other, met) for other, met in self._met if other != slot}  # what raised may be made anew
         unit = unit or self._units[slot]
         task = "" if unit is None else ", task {}".format(unit.task)
         line = " ".join("{}{}, slot {}: {}".format(self._description.simulator, task, slot, text).split())

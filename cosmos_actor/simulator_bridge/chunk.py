@@ -67,12 +67,14 @@ class Chunk:
         if success is not None or self._told:
             self._told = True
             self.rows[rows, SUCCEEDED] = UNKNOWN if success is None else success
-        over = terminated | truncated if spent is None else terminated | truncated | spent
-        if np.count_nonzero(over):
+        if spent is not None:
+            truncated = truncated | (spent & ~terminated)
+        if True in terminated.tolist() or True in truncated.tolist():
             self.some_ended = True
             self.rows[rows, TERMINATED] = terminated
-            self.rows[rows, TRUNCATED] = truncated if spent is None else truncated | (spent & ~terminated)
-            self.running = self.going_on()[~over]
+            self.rows[rows, TRUNCATED] = truncated
+            if k + 1 < self.K:
+                self.running = self.going_on()[~(terminated | truncated)]
 
     def fail(self, failures: Failures) -> None:
         self.failures.update(failures)

@@ -44,7 +44,8 @@ def attach_parser() -> argparse.ArgumentParser:
     parser.add_argument("simulator", metavar="KIND:ID", help="what to attach, such as gymnasium:CartPole-v1; options "
                         "can follow as ?NAME=VALUE&...")
     parser.add_argument("--connect", required=True, metavar="tcp://HOST:PORT", help="the actor that drives simulators")
-    parser.add_argument("--key", required=True, metavar="FILE", help="the key file of the role simulator")
+    parser.add_argument("--key", required=True, metavar="FILE", help="the key file of the role simulator; - reads "
+                        "it from standard input")
     parser.add_argument("--envs", type=int, default=1, metavar="N", help="environments in this process (default 1)")
     parser.add_argument("--name", default="", help="its name in the run (default simulator-HOST-PID)")
     parser.add_argument("--rejoin", type=float, default=300.0, metavar="SECONDS", help="how long to look for a driver "
@@ -70,8 +71,9 @@ def _attach(words: List[str]) -> int:
 
 def sim_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="cosmos-actor sim", formatter_class=argparse.RawDescriptionHelpFormatter,
-                     description="For whoever brings a simulator: what it can do, a package for a new one, and whether "
-                     "it keeps\nwhat is asked of one. Runs in the simulator's own environment.",
+                     description="For whoever brings a simulator: what it can do, a package for a new one, whether it "
+                     "keeps\nwhat is asked of one, what its expert does as a dataset, and a small wheel for its host."
+                     "\nRuns in the simulator's own environment.",
                      epilog="Example: " + sim_commands.EXAMPLE)
     sim_commands.add_commands(parser)
     return parser

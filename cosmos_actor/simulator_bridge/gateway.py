@@ -38,6 +38,8 @@ class AttachedSimulator:
         """Why it is not here any more; empty while it is."""
         self.left = False
         """It went by its own will: what it was doing is nobody's fault."""
+        self.alone = False
+        """No other simulator is here."""
         self.doing = ""
         """What it was asked for and has not answered."""
         self._now = asyncio.get_running_loop().time
@@ -152,7 +154,7 @@ class AttachedSimulator:
             link = self._link or await self._next_link()
             try:
                 if lane is not None:
-                    asked, lane = lane.ask(message, until), None
+                    asked, lane = lane.ask(message, until, self.alone), None
                     stepped = None if asked is None else await asked
                     if stepped is not None:
                         self._counts["past_the_bus"] += 1
@@ -175,10 +177,11 @@ class AttachedSimulator:
                 raise SimulatorError(what, "{}: {}".format(self, error)) from error
 
     async def _next_link(self) -> Link:
+        back = asyncio.ensure_future(self._back.wait())
         try:
-            await asyncio.wait_for(self._back.wait(), self._resume_s)
-        except asyncio.TimeoutError:
-            pass
+            await asyncio.wait([back], timeout=self._resume_s)  # `wait_for` may take a cancellation for its return
+        finally:
+            back.cancel()
         if self._link is None:
             raise self._lost()
         return self._link
@@ -265,8 +268,13 @@ class Gateway:
     def _taken_in(self, simulator: AttachedSimulator, offer: Attach, link: Link, *, resumed: bool) -> Attached:
         lane = asked_steps(offer, self._bus.busy_poll) if link.sharing.has_lane else None
         simulator.lend_lane(lane)
+        self._count_present()
         return Attached(self._bus.identity.actor, resumed, self._deadline_s, None if lane is None else lane.offer(),
                         self._squeeze)
+
+    def _count_present(self) -> None:
+        for one in self._present.values():
+            one.alone = len(self._present) == 1
 
     def _look(self) -> None:
         """A process that is stopped keeps its link for long; what it was doing is to go on elsewhere before."""
@@ -298,6 +306,7 @@ class Gateway:
     def _end(self, simulator: AttachedSimulator, reason: str) -> None:
         if self._present.get(simulator.name) is simulator:
             del self._present[simulator.name]
+            self._count_present()
         if not simulator.gone:
             simulator.end(reason)
             self._tell(self._gone, simulator)

@@ -33,6 +33,7 @@ dependencies = ["cosmos-actor", "numpy"]
 my_simulator = "my_simulator:make"
 
 [tool.setuptools]
+package-dir = {{"" = "."}}  # so that `pip install -e` puts this folder on the path, before one that has it as a folder
 py-modules = ["my_simulator"]
 """.format(group=GROUP)
 

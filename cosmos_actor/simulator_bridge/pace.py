@@ -12,7 +12,7 @@ SLOW_S = 0.5
 """A call that took longer is announced from then on. Shorter ones are over before anybody counts the silence, and an
 announcement before each step of a quick simulator would cost more than its step."""
 FIRST_S = 60.0
-"""A slot, for what was never done before: assets are loaded, kernels are compiled, renderers are started."""
+"""A slot, for what it never did before: assets are loaded, kernels are compiled, renderers are started."""
 BEAT_S = 0.25
 """Between two words that a request goes on: a chunk is many calls, none of them slow, and no loop turns meanwhile."""
 MARGIN = 4.0
@@ -22,8 +22,9 @@ MARGIN = 4.0
 class Pace:
     """Every call that may be slow is announced before it begins, and what was announced is taken back when it ends.
 
-    One that has never been made may be; so may one that has been slow before. Between calls `beat()` is called now and
-    then, so that many quick ones in a row are no silence either.
+    One of a kind that was never made may be, and one that is the first for a slot and a task: each slot has a world of
+    its own to open. So may any after one of its kind has been slow. Between calls `beat()` is called now and then, so
+    that many quick ones in a row are no silence either.
     """
 
     def __init__(self, declare: Callable[[str, float], None] = lambda label, expected_s: None,
@@ -33,40 +34,41 @@ class Pace:
         self.beat: Callable[[], None] = lambda: None
         self._clock = clock
         self._beat_at = 0.0
-        self._slowest: Dict[Tuple[str, ...], float] = {}
-        """Seconds a slot."""
-        self._begun: Optional[Tuple[Tuple[str, ...], int, float]] = None
+        self._slowest: Dict[str, float] = {}
+        """Kind -> seconds a slot."""
+        self._begun: Optional[Tuple[str, int, float]] = None
         self._declared = False
 
-    def __call__(self, *what: str, slots: int = 1) -> Pace:
-        """`with pace("reset", task, slots=n): ...`"""
+    def __call__(self, kind: str, *more: str, slots: int = 1, first: bool = False) -> Pace:
+        """`with pace("reset", task, slots=n, first=whether one of the slots is new to its task): ...`"""
         now = self._clock()
         if now >= self._beat_at:
             self._beat_at = now + BEAT_S
             self.beat()
-        slowest = self._slowest.get(what)
-        if slowest is None or slowest * slots > SLOW_S:
-            self.declare(" ".join(what), self.expected_s(*what, slots=slots) or 0.0)
+        slowest = self._slowest.get(kind)
+        if first or slowest is None or slowest * slots > SLOW_S:
+            self.declare(" ".join((kind, *more)), self.expected_s(kind, slots, first) or 0.0)
             self._declared = True
-        self._begun = what, slots, now
+        self._begun = kind, slots, now
         return self
 
-    def expected_s(self, *what: str, slots: int = 1) -> Optional[float]:
+    def expected_s(self, kind: str, slots: int = 1, first: bool = False) -> Optional[float]:
         """How long it is to be waited for, or None: it is quick."""
-        slowest = self._slowest.get(what)
+        slowest = self._slowest.get(kind)
         if slowest is None:
             return FIRST_S * slots
-        return MARGIN * slowest * slots if slowest * slots > SLOW_S else None
+        known = MARGIN * slowest * slots
+        return max(FIRST_S * slots, known) if first else known if slowest * slots > SLOW_S else None
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, *raised: Any) -> None:
         if self._begun is not None:
-            (what, slots, begun), self._begun = self._begun, None
+            (kind, slots, begun), self._begun = self._begun, None
             slot_s = (self._clock() - begun) / slots
-            if slot_s > self._slowest.get(what, -1.0):
-                self._slowest[what] = slot_s
+            if slot_s > self._slowest.get(kind, -1.0):
+                self._slowest[kind] = slot_s
         if self._declared:
             self._declared = False
             self.declare("", 0.0)

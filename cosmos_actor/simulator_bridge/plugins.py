@@ -20,7 +20,7 @@ from importlib import metadata
 from typing import Any, Callable, Dict, List, Mapping
 
 from .contract import Simulator
-from .mistakes import Mistake
+from .mistakes import Mistake, one_line
 
 GROUP = "cosmos_actor.simulators"
 BUILT_IN = {
@@ -28,8 +28,6 @@ BUILT_IN = {
     "libero": "cosmos_actor.simulator_bridge.libero:make",
 }
 PYTHON = "python"
-LONGEST_ERROR = 300
-"""Characters of what an import says; the rest goes below it, as a traceback."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def load(name: SimulatorName) -> Simulator:
     except Mistake:
         raise
     except (Exception, SystemExit) as error:
-        raise Mistake("{} can not be made: {}".format(name, _one_line(error))) from error
+        raise Mistake("{} can not be made: {}".format(name, one_line(error))) from error
     if not isinstance(simulator, Simulator):
         raise Mistake("{} gave {} and no Simulator".format(name, type(simulator).__name__))
     return simulator
@@ -126,9 +124,9 @@ def _object(name: SimulatorName, module: str, attribute: str) -> Callable[..., A
     except ModuleNotFoundError as error:
         raise Mistake("{}: there is no module {} in {}".format(name, error.name, sys.executable)) from error
     except AttributeError as error:
-        raise Mistake("{}: {}".format(name, _one_line(error))) from error
+        raise Mistake("{}: {}".format(name, one_line(error))) from error
     except (Exception, SystemExit) as error:  # an import may run anything
-        raise Mistake("{}: importing {} raised {}".format(name, module, _one_line(error))) from error
+        raise Mistake("{}: importing {} raised {}".format(name, module, one_line(error))) from error
     if not callable(found):
         raise Mistake("{}: {} of {} can not be called".format(name, attribute, module))
     return found  # type: ignore[no-any-return]
@@ -139,7 +137,3 @@ def _entry_points() -> Dict[str, str]:
     every: Any = metadata.entry_points()
     found = every.select(group=GROUP) if hasattr(every, "select") else every.get(GROUP, ())
     return {point.name: point.value for point in found}
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join("{}: {}".format(type(error).__name__, error).split())[:LONGEST_ERROR]

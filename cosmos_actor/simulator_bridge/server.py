@@ -270,7 +270,7 @@ class SimulatorServer:
         self._looked = now
         held = resident_bytes()
         if held > self._place.max_memory_bytes:
-            self.leave(Ending(TOO_LARGE, "it holds {} MB of memory, --max-memory-mb is {}".format(
+            self.leave(Ending(TOO_LARGE, "it holds {} MB of memory, --max-memory-mb (sim.max_memory_mb) is {}".format(
                 held >> 20, self._place.max_memory_bytes >> 20)))
 
     def _declare(self, label: str, expected_s: float) -> None:

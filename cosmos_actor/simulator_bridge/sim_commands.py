@@ -1,4 +1,4 @@
-"""`cosmos-actor sim describe`, `new`, `test` and `record`: for whoever brings a simulator."""
+"""`cosmos-actor sim describe`, `new`, `test`, `record` and `wheel`: for whoever brings a simulator."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .mistakes import Mistake
 
 EXAMPLE = "cosmos-actor sim test gymnasium:CartPole-v1"
 RECORD_EXAMPLE = "cosmos-actor sim record my_simulator:push --out demonstrations --episodes 50 --only-success"
+WHEEL_EXAMPLE = "cosmos-actor sim wheel --out dist"
 HANG_S = 600.0
 """A check that takes longer hangs. The process ends with the stacks of its threads, after the name of that check."""
 BADLY = 1
@@ -24,8 +25,8 @@ STOPPED = 130
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
-    """The four, each with what it takes."""
-    commands = parser.add_subparsers(dest="command", metavar="describe | new | test | record")
+    """The five, each with what it takes."""
+    commands = parser.add_subparsers(dest="command", metavar="describe | new | test | record | wheel")
     commands.required = True
     one = commands.add_parser("describe", description="What an installation of a simulator can do.")
     one.add_argument("simulator", metavar="KIND:ID")
@@ -40,6 +41,11 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     three.add_argument("--steps", type=int, default=50, metavar="N", help="of an episode, at most (default 50)")
     three.add_argument("--json", action="store_true", help="for programs")
     _add_record(commands)
+    five = commands.add_parser("wheel", description="Write what a simulator's environment needs of this package as one "
+                               "small wheel, for a host to which it is easier to copy a file than to install from an "
+                               "index. It has `attach` and `sim`, for CPython 3.8 or newer.",
+                               epilog="Example: " + WHEEL_EXAMPLE)
+    five.add_argument("--out", default=".", metavar="DIR", help="a folder to write it into (default: here)")
 
 
 def _add_record(commands: Any) -> None:
@@ -63,7 +69,7 @@ def _add_record(commands: Any) -> None:
 def run_command(given: argparse.Namespace) -> int:
     """The exit code. Raises Mistake."""
     commands: Dict[str, Callable[[argparse.Namespace], int]] = {
-        "describe": _describe, "new": _new, "test": _test, "record": _record}
+        "describe": _describe, "new": _new, "test": _test, "record": _record, "wheel": _wheel}
     return commands[given.command](given)
 
 
@@ -143,6 +149,17 @@ def _record(given: argparse.Namespace) -> int:
     else:
         _print("{}: {:,} episodes, {:,} frames, {:.1f} MB, {:.0f} frames/s".format(
             given.out, done.written, done.frames, done.bytes / 1e6, done.frames / seconds))
+    return 0
+
+
+def _wheel(given: argparse.Namespace) -> int:
+    from .wheel import write
+
+    path, made = write(Path(given.out))
+    _print("{}: {:.0f} kB, {} files. On the simulator's host, with it and the key copied there:\n"
+           "  pip install ./{}\n"
+           "  cosmos-actor attach KIND:ID --connect tcp://HOST:PORT --key simulator.key".format(
+               path, len(made.content) / 1e3, made.files, made.name))
     return 0
 
 

@@ -114,7 +114,9 @@ class EachSlot(SimSession):
 
 def stacked(arrays: List[Any]) -> np.ndarray:
     """As np.stack, in a quarter of its time for many small arrays of one kind."""
-    return joined(arrays) if all_alike(arrays) else np.stack(arrays)
+    if not all_alike(arrays):
+        return np.stack(arrays)
+    return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
 
 def all_alike(arrays: List[Any]) -> bool:
@@ -125,8 +127,3 @@ def all_alike(arrays: List[Any]) -> bool:
     shape, dtype = arrays[0].shape, arrays[0].dtype
     return bool(shape) and [array.shape for array in arrays].count(shape) == n and [
         array.dtype for array in arrays].count(dtype) == n
-
-
-def joined(arrays: List[Any]) -> np.ndarray:
-    """[n, …] of n arrays that are all alike."""
-    return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)

@@ -47,6 +47,8 @@ TURN_S = 0.005
 LONG_S = 0.001
 """A step that took longer is waited for asleep, and so is what follows it: a wakeup is little beside it, and whoever
 turns meanwhile takes a processor from simulators that compute."""
+SHORT_S = 0.0005
+"""A step that took longer is waited for by the loop, which serves others meanwhile."""
 
 _ASSIGNED = attrgetter("slot", "unit.unit_id", "unit.task", "unit.seed", "unit.initial_state", "unit.max_steps",
                        "unit.attempt")
@@ -155,7 +157,10 @@ class ServedSteps(_End):
         record = self._rung()
         while record:
             self._ring(self._answered(record))
-            if self.closed or self._seconds > LONG_S:
+            if self.closed:
+                return
+            self._number[0] = self._seen  # after the bell, as the driver does
+            if self._seconds > LONG_S:
                 return
             self._answered_at = time.monotonic()
             if self._answered_at >= until:
@@ -214,17 +219,24 @@ class AskedSteps(_End):
         self._waiter: Any = None
         self._seconds = 0.0
         """What the last step took there."""
+        self._by_loop = True
+        """Always, since the other end is in this process, or has but this processor."""
+        self._turn: Any = None
+        """The loop's next one, once a step was waited for without it; after `_turn_due`, monotonic, none is."""
+        self._turn_due = 0.0
         self._until = self._looks_at = 0.0
         self._timer: Optional[asyncio.TimerHandle] = None
 
     def open(self, offer: Any) -> None:
         """It may be asked as soon as the other end is open too. Raises BusError."""
         self._open(offer, self._heard)
+        self._by_loop = offer[0] == os.getpid() or len(os.sched_getaffinity(0)) == 1
 
-    def ask(self, request: Step, until: float) -> Any:
+    def ask(self, request: Step, until: float, alone: bool = False) -> Any:
         """A future of the answer, or of None: ask by the bus; None instead of a future says so at once.
 
-        None also at `until`, of the loop's clock: the bus has the words for it.
+        None also at `until`, of the loop's clock: the bus has the words for it. `alone`: nobody else's step is waited
+        for on this loop, so that a short one may be waited for without it.
         """
         if not self._ready or self.closed or self._under_way is not None or request.intermediate:
             return None
@@ -234,9 +246,29 @@ class AskedSteps(_End):
         self._number[0] = request.number  # after the bell: who sees it finds the bell rung
         waiter = self._waiter = self._loop.create_future()
         self._expect(until)
-        if self._seconds <= LONG_S:
+        if self._seconds <= LONG_S and not (alone and self._answered_at_once()):
             self._busy_poll.begin()
         return waiter
+
+    def _answered_at_once(self) -> bool:
+        """Stay awake without the loop, but let it turn every TURN_S: whether the answer came and was read."""
+        if self._by_loop or self._seconds > SHORT_S:
+            return False
+        now = time.monotonic()
+        if self._turn is None:
+            self._turn, self._turn_due = self._loop.call_soon(self._turned), now + TURN_S
+        elif now >= self._turn_due:
+            return False
+        if not self._busy_poll.spin(self._has_answered, self._seconds):
+            return False
+        self._heard()
+        return True
+
+    def _turned(self) -> None:
+        self._turn = None
+
+    def _has_answered(self) -> bool:
+        return self._number_there[0] == self._number[0]  # type: ignore[no-any-return]
 
     def close(self) -> None:
         super().close()

@@ -213,6 +213,48 @@ def test_the_key_of_another_role_is_named(keys: Keys, popen: Popen) -> None:
     assert "is the key of role rollout, not of simulator (--key)" in only_error(err)
 
 
+def test_a_key_can_come_on_standard_input(keys: Keys, popen: Popen) -> None:
+    async def play(driver: Driver, address: str) -> None:
+        process = attach(popen, *to(address, Path("-")))
+        assert process.stdin is not None
+        process.stdin.write(keys["simulator"].read_text())
+        process.stdin.close()
+        await driver.attached()
+        await driver.reset({0: unit("ask")})
+        (failure,) = (await driver.step([0], [[1, 1]])).failures
+        assert "EOFError" in failure.text
+        process.send_signal(signal.SIGTERM)
+        await asyncio.get_running_loop().run_in_executor(None, process.wait, 20)
+
+    scenario(keys, play)
+
+
+@pytest.mark.parametrize(("role", "said"), [
+    ("", "standard input is not a key file (--key)"),
+    ("rollout", "standard input is the key of role rollout, not of simulator (--key)")])
+def test_what_is_no_key_on_standard_input_is_told(role: str, said: str, keys: Keys, popen: Popen) -> None:
+    process = attach(popen, *to("tcp://127.0.0.1:1", Path("-")))
+    out, err = process.communicate(keys[role].read_text() if role else "", timeout=20.0)
+    assert (process.returncode, out) == (2, "")
+    assert said in only_error(err)
+
+
+IMPATIENT = """
+import sys
+from cosmos_actor.cli import main
+from cosmos_actor.simulator_bridge import attach
+attach.KEY_S = 0.2
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_key_on_standard_input_is_not_waited_for_for_ever(popen: Popen) -> None:
+    process = popen([sys.executable, "-c", IMPATIENT, "attach", *to("tcp://127.0.0.1:1", Path("-"))], cwd=str(ROOT),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.wait(20) == 2
+    assert "the key did not come to its end on standard input within 0.2 s" in only_error(process.stderr.read())
+
+
 def test_it_dies_with_a_supervisor_that_started_it(keys: Keys, popen: Popen) -> None:
     process = attach(popen, *to("tcp://127.0.0.1:1", keys["simulator"]), **{death.SUPERVISOR: "1:999999999999:gone"})
     assert ended(process)[0] == -signal.SIGKILL

@@ -21,7 +21,7 @@ from cosmos_actor.simulator_bridge.contract import (
     NoExpert,
     WorkUnit,
 )
-from cosmos_actor.simulator_bridge.gymnasium_adapter import GymnasiumWorld
+from cosmos_actor.simulator_bridge.gymnasium_adapter import GymnasiumWorld, know
 from cosmos_actor.simulator_bridge.messages import Assignment, Reset, Step, Stepped
 from cosmos_actor.simulator_bridge.mistakes import Mistake
 from cosmos_actor.simulator_bridge.plugins import SimulatorName, load
@@ -181,6 +181,24 @@ def test_actions_of_a_discrete_space_begin_where_it_says() -> None:
     served.reset(0)
     assert served.step([[0]]).rewards.tolist() == [[3.0]]
     assert served.step([[3]]).rewards.tolist() == [[6.0]]
+
+
+def test_a_discrete_space_contains_what_it_contained() -> None:
+    class Discrete(spaces.Discrete):
+        asked = 0
+
+        def contains(self, x: Any) -> bool:
+            self.asked += 1
+            return bool(super().contains(x))
+
+    space, actions = Discrete(3, start=2), [np.int64(value) for value in (1, 2, 3, 4, 5)]
+    inside = [False, True, True, True, False]
+    know(space, actions)
+    know(space, [np.int64(9)])
+    before = space.asked
+    assert [space.contains(action) for action in actions] == inside and space.asked == before + 2
+    assert [space.contains(np.int64(value)) for value in (1, 2, 3, 4, 5)] == inside
+    assert not space.contains("2") and space.contains(2)
 
 
 @pytest.mark.parametrize(("told", "last"), [("is_success", SUCCESS), ("success", SUCCESS), ("", UNKNOWN)])

@@ -18,13 +18,13 @@ def test_what_was_never_done_is_announced_and_taken_back() -> None:
     assert told[1:] == [("", 0.0)]
 
 
-def test_what_was_quick_is_not_announced_again_but_another_task_is() -> None:
+def test_what_was_quick_is_not_announced_again_but_what_is_new_to_a_slot_is() -> None:
     time = Time()
     pace = Pace(clock=time)
     with pace("reset", "kitchen"):
         time.now += SLOW_S / 2
-    assert pace.expected_s("reset", "kitchen") is None
-    assert pace.expected_s("reset", "garden") == FIRST_S
+    assert pace.expected_s("reset") is None
+    assert pace.expected_s("reset", first=True) == FIRST_S
 
 
 def test_what_was_slow_once_is_announced_from_then_on_for_as_many_slots_as_it_is_for() -> None:

@@ -207,7 +207,7 @@ def test_it_leaves_when_it_has_grown_too_large(keys: Keys) -> None:
         assert (await driver.reset({0: unit(seed=3)})).observations["count"].tolist() == [[3, 0]]
         ending = await simulator.ending()
         assert ending.code == TOO_LARGE
-        assert "--max-memory-mb is 1" in ending.line
+        assert "--max-memory-mb (sim.max_memory_mb) is 1" in ending.line
         assert driver.left == [ending.line]
 
     scenario(keys, play)

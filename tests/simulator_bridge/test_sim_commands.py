@@ -87,7 +87,7 @@ def test_describe_and_its_json(tmp_path: Path) -> None:
     (["test", TEMPLATE, "--envs", "0"], "--envs 0: expected 1 or more"),
     (["test", TEMPLATE, "--steps", "many"], "invalid int value: 'many' (see cosmos-actor sim test --help)"),
     (["test"], "the following arguments are required: KIND:ID"),
-    ([], "the following arguments are required: describe | new | test | record (see cosmos-actor sim --help)"),
+    ([], "the following arguments are required: describe | new | test | record | wheel (see cosmos-actor sim --help)"),
 ])
 def test_a_mistake_is_one_line_and_exit_code_2(words: list[str], said: str, capfd: Any) -> None:
     assert main(["sim", *words]) == 2
@@ -172,6 +172,8 @@ def test_what_is_written_passes_as_it_is(tmp_path: Path, monkeypatch: pytest.Mon
 def test_it_is_a_kind_of_simulator_once_it_is_installed() -> None:
     point = '[project.entry-points."cosmos_actor.simulators"]\narena = "arena:make"\n'
     assert point in package("arena")["pyproject.toml"]
+    # Installed by `pip install -e` it is found from the folder above, too, where arena/ would be a package without it.
+    assert '\npackage-dir = {"" = "."}' in package("arena")["pyproject.toml"]
 
 
 @pytest.mark.parametrize(("name", "said"), [

@@ -18,7 +18,16 @@ from cosmos_actor.bus.busy_poll import BusyPoll
 from cosmos_actor.simulator_bridge.contract import SimulatorError
 from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.messages import Assignment, Step, Stepped
-from cosmos_actor.simulator_bridge.step_lane import ANSWER, ANSWERED, LONG_S, AskedSteps, ServedSteps, queued, unqueued
+from cosmos_actor.simulator_bridge.step_lane import (
+    ANSWER,
+    ANSWERED,
+    LONG_S,
+    SHORT_S,
+    AskedSteps,
+    ServedSteps,
+    queued,
+    unqueued,
+)
 from cosmos_actor.simulator_bridge.step_memory import ROOM_FOR_ACTIONS, Answers, placed
 from tests.simulator_bridge.driver import Attaching, assigned, eventually
 from tests.simulator_bridge.driving import attached, by_lane, driving, plain, step
@@ -153,6 +162,20 @@ def test_an_answer_is_a_word_of_who_gave_it(keys: Keys) -> None:
     driving(keys, play)
 
 
+def test_two_simulators_are_waited_for_by_the_loop_that_serves_both(keys: Keys) -> None:
+    async def play(gateway: Gateway, address: str) -> None:
+        Attaching(address, keys["simulator"], name="sim-0")
+        await eventually(lambda: len(gateway.present) == 1, "it attaches")
+        assert [one.alone for one in gateway.present] == [True]
+        Attaching(address, keys["simulator"], name="sim-1")
+        await eventually(lambda: len(gateway.present) == 2, "a second attaches")
+        assert [one.alone for one in gateway.present] == [False, False]
+        gateway.dismiss(gateway.present[0], "it is not needed")
+        assert [one.alone for one in gateway.present] == [True]
+
+    driving(keys, play)
+
+
 # ---- two processes
 
 
@@ -206,6 +229,27 @@ def test_steps_go_past_the_bus_from_another_process(keys: Keys, popen: Any) -> N
         for count in range(1, 6):
             assert (await step(simulator, [[1], [1]])).observations["count"].tolist() == [[0, count], [1, count]]
         assert by_lane(simulator) == 5
+
+    driving(keys, play)
+
+
+def test_the_loop_of_who_asks_one_step_after_the_other_goes_on_turning(keys: Keys, popen: Any) -> None:
+    async def play(gateway: Gateway, address: str) -> None:
+        attach(popen, address, keys["simulator"])
+        simulator = await attached(gateway)
+        await simulator.reset(assigned({0: unit(), 1: unit(seed=1)}), deadline_s=10.0)
+        loop, turns, asked = asyncio.get_running_loop(), [0], [0]
+
+        def turn() -> None:
+            turns[0] += 1
+            loop.call_later(0.001, turn)
+
+        turn()
+        until = loop.time() + 1.0
+        while loop.time() < until:
+            await step(simulator, [[1], [1]], queue=assigned({0: unit(), 1: unit(seed=1)}))
+            asked[0] += 1
+        assert by_lane(simulator) == asked[0] and turns[0] > 10
 
     driving(keys, play)
 
@@ -289,6 +333,53 @@ def test_nobody_stays_awake_for_a_step_that_takes_long_or_after_it() -> None:
         counts.seconds = 0.0  # what follows always comes later than this
         await asked.ask(Step(7, np.zeros((2, 1), np.int64)), asyncio.get_running_loop().time() + 5.0)
         assert counts.spins == sum(spins for _, spins in told)
+        asked.close()
+        served.close()
+
+    asyncio.run(play())
+
+
+class Serves(BusyPoll):
+    """Whoever waits lets the other end work."""
+
+    def __init__(self, served: ServedSteps) -> None:
+        super().__init__(60.0)
+        self.served, self.more_s = served, [0.0]
+
+    def spin(self, ready: Callable[[], Any], more_s: float = 0.0) -> bool:
+        self.more_s.append(more_s)
+        self.served._serve()
+        return bool(ready())
+
+    def begin(self) -> None:
+        pass
+
+
+def test_who_waits_for_nobody_else_waits_for_a_short_step_without_the_loop_but_lets_it_turn() -> None:
+    async def play() -> None:
+        takes = [0.0, SHORT_S / 2, 2 * SHORT_S, 0.0, 0.0, 0.0, 0.0, 0.0]
+        nothing = np.zeros((2, 1), np.float32), np.zeros((2, 5), np.int32)
+        seen = {"count": np.zeros((2, 2), np.float32)}
+        asked, served = ends(lambda step: Stepped(step.number, seen, *nothing, {}, {}, [], takes[step.number]))
+        served.open(asked.offer())
+        await eventually(lambda: asked._ready, "it has rung")
+
+        async def at_once(number: int, alone: bool = True) -> bool:
+            waiting = asked.ask(Step(number, np.zeros((2, 1), np.int64)), asyncio.get_running_loop().time() + 5, alone)
+            done = bool(waiting.done())
+            assert (await waiting).number == number
+            return done
+
+        asked._busy_poll = Serves(served)
+        assert not await at_once(1), "the other end is in this process"
+        asked._by_loop = False
+        assert await at_once(2) and asked._busy_poll.more_s[-1] == SHORT_S / 2
+        assert not await at_once(3), "the last step was not short"
+        assert not await at_once(4, alone=False), "others are waited for"
+        assert await at_once(5)
+        asked._turn_due = 0.0
+        assert not await at_once(6), "the loop is to turn"
+        assert await at_once(7)
         asked.close()
         served.close()
 

@@ -16,10 +16,11 @@ from typing import Callable, List, NamedTuple, Optional
 
 from cosmos_actor.simulator_bridge import checked
 from cosmos_actor.simulator_bridge.contract import Simulator
+from cosmos_actor.simulator_bridge.mistakes import one_line
 from cosmos_actor.simulator_bridge.slots import ENDS
 
 from . import of_episodes, of_process, of_slots
-from .bench import Bench, Failed, Skipped, one_line
+from .bench import Bench, Failed, Skipped
 
 OK, FAILED, SKIPPED = "ok", "FAILED", "skipped"
 ENVS, STEPS = 2, 50

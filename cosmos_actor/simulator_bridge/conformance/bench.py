@@ -25,6 +25,7 @@ from cosmos_actor.simulator_bridge.contract import (
     WorkUnit,
 )
 from cosmos_actor.simulator_bridge.messages import Assignment, Reset, Step, Stepped
+from cosmos_actor.simulator_bridge.mistakes import one_line
 from cosmos_actor.simulator_bridge.slots import ENDS
 
 from .stdio import Stdio
@@ -228,10 +229,6 @@ def trace_difference(one: Sequence[Moment], other: Sequence[Moment]) -> str:
             if getattr(first, name) != getattr(second, name):
                 return "{}`{}` is {} and then {}".format(after, name, getattr(first, name), getattr(second, name))
     return ""
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join("{}: {}".format(type(error).__name__, error).split())[:300]
 
 
 def close_quietly(session: SimSession) -> None:

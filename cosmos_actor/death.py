@@ -31,13 +31,18 @@ def install() -> bool:
     supervisor = os.environ.get(SUPERVISOR)
     if supervisor is None:
         return False
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with_parent()
     pipe = inherited_pipe()
     if pipe is not None:
         threading.Thread(target=_die_on_hang_up, args=(pipe,), name="death", daemon=True).start()
     elif not alive(supervisor):
         _die()
     return True
+
+
+def with_parent() -> None:
+    """This process is killed when its parent dies; it stays so in the program that it then becomes."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def inherited_pipe() -> Optional[int]:

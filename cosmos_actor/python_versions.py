@@ -13,5 +13,5 @@ class PythonTooOld(ImportError):
 def need(part: str, version: Sequence[Union[int, str]] = sys.version_info) -> None:
     """Return on a Python that runs `part`; else raise PythonTooOld, whose text is one line that says what does run."""
     if tuple(version[:2]) < NEEDED:
-        raise PythonTooOld("{} needs Python {}.{} or newer, this is {}.{}; bus and simulator_bridge run here".format(
-            part, *NEEDED, version[0], version[1]))
+        raise PythonTooOld("{} needs Python {}.{} or newer, this is {}.{}; bus, simulator_bridge and the commands "
+                           "`attach` and `sim` run here".format(part, *NEEDED, version[0], version[1]))

@@ -31,12 +31,20 @@ class Snapshot:
         return cls(_descriptors(), belonging(MARK), set(os.listdir("/dev/shm")))
 
     def leaks(self) -> list[str]:
-        """One text for each thing that is held now, was not then, and does not go within the grace."""
+        """One text for each thing that is held now, was not then, and does not go within the grace.
+
+        What only one of the last two looks found came or went between them: another process's file in /dev/shm.
+        """
         until = time.monotonic() + GRACE_S
-        while (leaks := self._leaks_now()) and time.monotonic() < until:
+        earlier = self._leaks_now()
+        while earlier:
             gc.collect()
             time.sleep(0.05)
-        return leaks
+            now = self._leaks_now()
+            if time.monotonic() >= until:
+                return [leak for leak in now if leak in earlier]
+            earlier = now
+        return []
 
     def _leaks_now(self) -> list[str]:
         now = Snapshot.take()
@@ -74,12 +82,19 @@ def _command(pid: int) -> str:
 
 def _is_ours(name: str) -> bool:
     """Held by this process or by nobody. What only another process holds is that one's business."""
-    holders = {pid for pid in os.listdir("/proc") if pid.isdigit() and _maps(pid, f"/dev/shm/{name}")}
+    try:
+        number = os.stat(f"/dev/shm/{name}").st_ino
+    except OSError:
+        return False
+    holders = {pid for pid in os.listdir("/proc") if pid.isdigit() and _maps(pid, number)}
     return not holders or str(os.getpid()) in holders
 
 
-def _maps(pid: str, path: str) -> bool:
+def _maps(pid: str, number: int) -> bool:
+    """By the file's number: a semaphore is mapped under another name than it has."""
     try:
-        return path in Path(f"/proc/{pid}/maps").read_text()
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return False
+    fields = (line.split(maxsplit=5) for line in lines)
+    return any(len(of) == 6 and of[4] == str(number) and of[5].startswith("/dev/shm/") for of in fields)

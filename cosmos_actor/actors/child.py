@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import signal
@@ -45,10 +46,30 @@ class DeathPipe:
         os.close(self._write_fd)
 
 
+class OpenInput:
+    """Standard input for one process: it has `text`, and ends when this object is closed or this process is gone."""
+
+    def __init__(self, text: bytes) -> None:
+        """Raises OSError when a pipe has no room for the text."""
+        self.read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)  # whoever writes has other children to look after
+        if os.write(self._write_fd, text) < len(text):
+            self.close()
+            raise OSError(errno.E2BIG, os.strerror(errno.E2BIG), "standard input")
+
+    def close(self) -> None:
+        """A second time changes nothing."""
+        if self._write_fd >= 0:
+            os.close(self.read_fd)
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+
 class ChildProcess:
     """Guarantee: `on_end` is called once, from the loop, when the leader has ended; its process group is dead by then.
 
-    `bury` afterwards ends what had left the group. Standard input is /dev/null, output and errors go to `log`.
+    `bury` afterwards ends what had left the group, and takes away what was left in /dev/shm. Output and errors go to
+    `log`. Standard input is /dev/null, or what the spec says.
     """
 
     def __init__(self, spec: ChildSpec, incarnation: str, *, pipe: DeathPipe, log: Path,
@@ -58,7 +79,13 @@ class ChildProcess:
         self.incarnation = incarnation
         self.log = log
         self._on_end = on_end
-        self._popen = _start(spec, incarnation, pipe, log)
+        self._memory = keeper.memory_prefix(pipe.supervisor, incarnation)
+        self._input = None if spec.stdin is None else OpenInput(spec.stdin(incarnation))
+        try:
+            self._popen = _start(spec, incarnation, pipe, log, self._input)
+        except OSError:
+            self._close_input()
+            raise
         self.pid = self._popen.pid
         self._pidfd: int | None = os.pidfd_open(self.pid)
         self._loop = asyncio.get_running_loop()
@@ -70,21 +97,26 @@ class ChildProcess:
 
     def terminate(self) -> None:
         """Ask the leader to stop; it looks after what it started."""
-        self._signal(os.kill, signal.SIGTERM)
+        if self._input is None:
+            self._signal(os.kill, signal.SIGTERM)
+        self._close_input()
 
     def kill(self) -> None:
         self._signal(os.killpg, signal.SIGKILL)
 
     def abandon(self) -> None:
         """Wait for it no more."""
+        self._close_input()
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
 
     async def bury(self) -> set[int]:
-        """End whatever of this life is left, in whatever session; the pids it was."""
-        return await asyncio.to_thread(keeper.kill_all, f"{death.INCARNATION}={self.incarnation}")
+        """End whatever of this life is left, in whatever session, and its files in /dev/shm; the pids it was."""
+        killed = await asyncio.to_thread(keeper.kill_all, f"{death.INCARNATION}={self.incarnation}")
+        await asyncio.to_thread(keeper.remove_memory, self._memory)
+        return killed
 
     def explain(self, *, asked: bool, killed_because: str | None, out_of_memory: bool) -> ExitReason:
         assert self.returncode is not None, f"{self.spec.actor} runs"
@@ -97,6 +129,10 @@ class ChildProcess:
                 send(self.pid, number)
             except ProcessLookupError:
                 pass
+
+    def _close_input(self) -> None:
+        if self._input is not None:
+            self._input.close()
 
     def _leader_ended(self) -> None:
         self.kill()
@@ -117,10 +153,11 @@ def kernel_oom_kills() -> int:
         return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
 
 
-def _start(spec: ChildSpec, incarnation: str, pipe: DeathPipe, log: Path) -> subprocess.Popen[bytes]:
+def _start(spec: ChildSpec, incarnation: str, pipe: DeathPipe, log: Path,
+           given: OpenInput | None) -> subprocess.Popen[bytes]:
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **CHILD_ENVIRONMENT, **spec.env, **pipe.environment(), death.INCARNATION: incarnation}
     with open(log, "ab") as output:
-        return subprocess.Popen(spec.command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                                stderr=subprocess.STDOUT, start_new_session=True,
-                                pass_fds=(pipe.read_fd, *spec.pass_fds))
+        return subprocess.Popen(spec.command, env=environment, stdout=output, stderr=subprocess.STDOUT,
+                                stdin=subprocess.DEVNULL if given is None else given.read_fd,
+                                start_new_session=True, pass_fds=(pipe.read_fd, *spec.pass_fds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cosmos_actor.actors.restart_policy import Restart
@@ -18,6 +18,9 @@ class ChildSpec:
     # the first word is the interpreter or program, a path or a name on PATH
     env: Mapping[str, str] = field(default_factory=dict)
     # added to the supervisor's own environment
+    stdin: Callable[[str], bytes] | None = None
+    # incarnation -> what is on its standard input, which ends when it is to stop and when the supervisor is gone: for
+    # a launcher, whose own end or SIGTERM what it started elsewhere would not hear of; None = /dev/null
     pass_fds: tuple[int, ...] = ()
     # descriptors of the supervisor's that the child inherits, under the same numbers
     restart: Restart = Restart.PERMANENT
@@ -30,7 +33,7 @@ class ChildSpec:
     start_s: float = 120.0
     # from start to ready; a child that hangs while loading must not hold the job for ever
     shutdown_s: float = 10.0
-    # from SIGTERM to SIGKILL
+    # from SIGTERM, or the end of its input, to SIGKILL
     heartbeat_s: float | None = None
     # longest silence of a ready child before it is taken for stuck; None = not watched
 

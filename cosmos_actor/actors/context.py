@@ -46,6 +46,10 @@ class WeightSource(Protocol):
 
     async def pull(self, manifest: Any, deadline_s: float) -> Mapping[str, np.ndarray]: ...
 
+    def doubt(self, version: Any) -> None:
+        """What was pulled as `version` is not it any more, or was not taken: it may be pulled again."""
+        ...
+
 
 async def _nowhere(message: Any) -> None:
     """Where events go for an actor without a controller."""

@@ -3,7 +3,7 @@
 Run as a script it is the supervisor's last will: `keeper.py MARK EVENTS_FILE`, standard input a pipe whose other end
 only the supervisor holds. The supervisor writes `+PID` for each leader it starts, `-PID` when that is gone, and
 `done` after an orderly stop. If the pipe closes without `done`, the supervisor was killed, and every process of its
-job is killed within a second.
+job is killed within a second; what they had in /dev/shm under the job's prefix goes after them.
 
 A process belongs to a job if its environment at its start carried the mark, if it is in a leader's session, or if it
 descends from one that does. Standard library only; the script imports nothing of this package, so that it starts in
@@ -19,6 +19,9 @@ import sys
 import time
 from collections.abc import Collection
 
+SHARED_MEMORY = "/dev/shm"
+SEMAPHORE = "sem."
+"""What the C library puts before a semaphore's name there."""
 SETTLE_S = 0.02
 """Between two looks. A killed process needs a moment to go, and its last fork shows up only then."""
 KILL_LIMIT_S = 4.5
@@ -55,6 +58,28 @@ def kill_all(mark: str, leaders: Collection[int] = (), limit_s: float = KILL_LIM
             break
         time.sleep(SETTLE_S)
     return killed
+
+
+def memory_prefix(supervisor: str, incarnation: str = "") -> str:
+    """How the names of one life's files in /dev/shm begin, or without `incarnation` those of a whole job.
+
+    Whoever ends that life removes them. No colon is in it: multiprocessing's resource tracker can not take one.
+    """
+    return "-".join(["cosmos", supervisor.replace(":", "-"), *([incarnation] if incarnation else []), ""])
+
+
+def remove_memory(prefix: str) -> None:
+    """Take away the names in /dev/shm that begin so, also of semaphores. To be called when nobody is left who could
+    make another."""
+    try:
+        names = [name for name in os.listdir(SHARED_MEMORY) if name.startswith((prefix, SEMAPHORE + prefix))]
+    except FileNotFoundError:  # this machine has no /dev/shm
+        return
+    for name in names:
+        try:
+            os.unlink(os.path.join(SHARED_MEMORY, name))
+        except (FileNotFoundError, PermissionError):
+            pass  # somebody else was first, or it became another user's
 
 
 def _pids() -> list[int]:
@@ -117,7 +142,9 @@ def main(mark: str, events: str) -> None:
         if not line.endswith("\n"):
             break  # half a pid would be another process's
         (leaders.add if line[0] == "+" else leaders.discard)(int(line[1:]))
-    _note(events, kill_all(mark, leaders))
+    killed = kill_all(mark, leaders)
+    remove_memory(memory_prefix(mark.partition("=")[2]))
+    _note(events, killed)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,10 @@ class Role:
         """The version this actor acts with, for `status`; empty when the role holds no weights."""
         return ""
 
+    def weights_proof(self) -> dict[str, Any]:
+        """Of the version that it acts with, or published: version, digest, and since when (seconds after 1970)."""
+        return {}
+
     def handlers(self) -> Iterator[tuple[type, Callable[..., Any], int]]:
         """(message type, bound method, concurrency) of every marked method."""
         for _, method in inspect.getmembers(self, callable):

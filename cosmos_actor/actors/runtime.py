@@ -262,6 +262,8 @@ class ActorRuntime:
         facts = {**self.context.in_hand.facts(), "blocked": self._blocked, "holds": held(self.bus),
                  "under_way": under_way(self.bus)[:SHOWN], "questions": self.questions()[:SHOWN],
                  "simulators": [] if self.context.simulators is None else self.context.simulators.facts()}
+        if self._ready.is_set():
+            facts["weights"] = self.role.weights_proof()
         return {name: value for name, value in facts.items() if value}
 
     def _pauses_changed(self) -> None:

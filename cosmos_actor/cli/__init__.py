@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 from cosmos_actor.python_versions import PythonTooOld, need
 
 IN_A_SIMULATOR = ("attach", "sim")
 """Commands that run in a simulator's own environment, on Python 3.8 and without any extra."""
 NEEDS = ("typer", "rich", "pydantic", "pydantic_core", "tomlkit", "tomli", "psutil")
+NOT_HERE = ("{} is not in the small wheel of cosmos-actor, which has `attach` and `sim` for a simulator's environment; "
+            "in another one, of Python 3.10 or newer, install all of it: pip install 'cosmos-actor[cli]'")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,6 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
         if words and words[0] in IN_A_SIMULATOR:
             from cosmos_actor.simulator_bridge.cli import main as in_a_simulator
             return in_a_simulator(words)
+        if find_spec("cosmos_actor.cli.app") is None:  # in the wheel that `sim wheel` writes
+            return _refuse(NOT_HERE.format(f"`{words[0]}`" if words else "the rest"))
         need("cosmos_actor.cli")
         from cosmos_actor.cli.app import run
         return run(arguments)

@@ -10,7 +10,21 @@ import typer
 
 from cosmos_actor.actors.disk import REFUSALS
 from cosmos_actor.actors.errors import UserError
-from cosmos_actor.cli import attach, check, dead_letters, doctor, logs, sim, start, status, stop, up, version, why
+from cosmos_actor.cli import (
+    attach,
+    check,
+    dead_letters,
+    doctor,
+    logs,
+    sim,
+    start,
+    status,
+    stop,
+    up,
+    version,
+    weights,
+    why,
+)
 
 app = typer.Typer(
     name="cosmos-actor", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
@@ -18,7 +32,7 @@ app = typer.Typer(
     help="Post-training without Ray: every role is a process; trajectories and weights travel over ZeroMQ.",
     epilog="Example: cosmos-actor up grpo-arithmetic",
 )
-for command in (up, start, attach, sim, check, doctor, status, why, dead_letters, stop, logs, version):
+for command in (up, start, attach, sim, check, doctor, status, why, weights, dead_letters, stop, logs, version):
     app.command(command.NAME, epilog=f"Example: {command.EXAMPLE}")(command.command)
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -16,7 +16,8 @@ def command(
     simulator: Annotated[str, typer.Argument(
         metavar="KIND:ID", help="What to attach, such as gymnasium:CartPole-v1; options can follow as ?NAME=VALUE.")],
     connect: Annotated[str, typer.Option(metavar="tcp://HOST:PORT", help="The actor that drives simulators.")],
-    key: Annotated[str, typer.Option(metavar="FILE", help="The key file of the role simulator.")],
+    key: Annotated[str, typer.Option(
+        metavar="FILE", help="The key file of the role simulator; - reads it from standard input.")],
     envs: Annotated[int, typer.Option(metavar="N", help="Environments in this process.")] = 1,
     name: Annotated[str, typer.Option(help="Its name in the run; left out, simulator-HOST-PID.")] = "",
     rejoin: Annotated[float, typer.Option(

@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -48,16 +50,16 @@ def check_live(run: str, *, as_json: bool) -> int:
     return 1 if any(edge.bad for edge in found) else 0
 
 
-def whom_to_ask(paths: RunPaths) -> dict[str, tuple[str, str]]:
+def whom_to_ask(paths: RunPaths, setting: str = "--live") -> dict[str, tuple[str, str]]:
     """Actor -> its role and address, as the head last wrote them. Raises NotFound for a run that is not up."""
     from cosmos_actor.cli.run_state import read_status
     status = read_status(paths)
     head = str(status.get("head") or "")
     if paths.owner_pid() is None:
-        raise NotFound(f"{paths.root} is not running, so it has no edges", setting="--live")
+        raise NotFound(f"{paths.root} is not running, so nobody can be asked", setting=setting)
     if not head.startswith("tcp://"):
         raise NotFound(f"{paths.root} is still starting, or runs in one process: nobody can dial its actors",
-                       setting="--live")
+                       setting=setting)
     members = {member["actor"]: (member["role"], member["address"]) for member in status.get("members", ())
                if not member["leaving"]}
     return {REGISTRY_ACTOR: (REGISTRY, head), **members}
@@ -70,24 +72,31 @@ def planned(paths: RunPaths) -> set[str]:
     return {"controller-0", *(actor.actor for actor in plan(load_resolved(paths.configuration)).actors)}
 
 
-async def ask_all(paths: RunPaths, asked: dict[str, tuple[str, str]]) -> dict[str, Links | str]:
-    """Of each its links, or one line about why it did not answer."""
+@asynccontextmanager
+async def asking(paths: RunPaths) -> AsyncIterator[Bus]:
+    """Somebody who may dial every actor of the run, and takes no part in it."""
     from cosmos_actor.bus import Bus, Identity, KeyRing, Limits, ZmqTransport, new_incarnation
     keys = KeyRing.load(paths.keys / f"{ASKING_ROLE}.key")
     name = f"check-{socket.gethostname()}-{os.getpid()}"
     limits = replace(Limits(), shared_bytes=0)  # one question each is not worth a ring and a lane
     bus = Bus(Identity(keys.run_id, ASKING_ROLE, name, new_incarnation()), ZmqTransport(), keys, limits=limits)
     await bus.start(None)
-    turns = asyncio.Semaphore(AT_ONCE)
-
-    async def ask(actor: str, role: str, address: str) -> Links | str:
-        async with turns:
-            return await ask_one(bus, actor, role, address)
-
     try:
-        answers = await asyncio.gather(*(ask(actor, *where) for actor, where in asked.items()))
+        yield bus
     finally:
         await bus.close(drain_s=0.0)
+
+
+async def ask_all(paths: RunPaths, asked: dict[str, tuple[str, str]]) -> dict[str, Links | str]:
+    """Of each its links, or one line about why it did not answer."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async with asking(paths) as bus:
+        async def ask(actor: str, role: str, address: str) -> Links | str:
+            async with turns:
+                return await ask_one(bus, actor, role, address)
+
+        answers = await asyncio.gather(*(ask(actor, *where) for actor, where in asked.items()))
     return dict(zip(asked, answers, strict=True))
 
 

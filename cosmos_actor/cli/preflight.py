@@ -20,20 +20,32 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from cosmos_actor.actors.errors import NotFound, RunDirectoryBusy, RunDirectoryMismatch, RunDirectoryUnusable, UserError
+from cosmos_actor.actors.errors import (
+    BadValue,
+    NotFound,
+    RunDirectoryBusy,
+    RunDirectoryMismatch,
+    RunDirectoryUnusable,
+    UserError,
+)
 from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.bus.errors import DescriptorLimit
 from cosmos_actor.bus.socket import check_descriptors
+from cosmos_actor.cli.preflight_nodes import simulators_on_nodes
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
+from cosmos_actor.roles.engines import VLLM
+from cosmos_actor.roles.plugins import REGISTRIES
 from cosmos_actor.simulator_bridge.messages import SIMULATOR
 from cosmos_actor.simulator_bridge.mistakes import Mistake
 from cosmos_actor.simulator_bridge.plugins import SimulatorName
-from cosmos_actor.trainer.model_directory import check_model_files
+from cosmos_actor.trainer.model_directory import attention_heads, check_model_files
+from cosmos_actor.weight_plane.transports.file_systems import LOCAL, DirectoryUnusable, files_at
 
-INTERPRETER_DEADLINE_S, SIMULATOR_DEADLINE_S = 20.0, 60.0
+INTERPRETER_DEADLINE_S, SIMULATOR_DEADLINE_S, PLUG_IN_DEADLINE_S = 20.0, 60.0, 60.0
 """An interpreter that takes longer to import the bus is broken, and a check must end."""
 TASKS_SHOWN = 5
+FIND_VLLM = "import importlib.util, sys; importlib.util.find_spec('vllm') or sys.exit('there is no module vllm')"
 NEEDS_TORCH = ("policy", "rollout", "reference", "critic")
 
 
@@ -58,14 +70,21 @@ def preflight(settings: RunSettings, run_directory: Path | None, *, resume: bool
         ("loop", lambda: loop(settings)),
         ("run directory", lambda: free_run_directory(run_directory, resume=resume)),
         ("bus address", lambda: bindable(settings.bus.host, settings.bus.port)),
+        *([("simulators' address", lambda: doors(settings))] if _has_doors(settings, inproc=inproc) else []),
         ("libraries", lambda: libraries(settings)),
+        *([("weights.directory", lambda: weights_directory(settings))] if settings.weights.directory else []),
     ]
     if not inproc:
         checks.append(("descriptors", lambda: descriptors(settings.bus.min_descriptors)))
     if interpreters:
+        if settings.run.experience != SIMULATOR and settings.rollout.engine == VLLM:
+            checks.append(("engine", lambda: vllm(settings, inproc=inproc)))
         checks += [("interpreter", partial(interpreter, asked)) for asked in interpreters_of(settings)]
+        checks += [("plug-in", partial(plug_in, asked)) for asked in plug_ins_of(settings, inproc=inproc)]
         if settings.run.experience == SIMULATOR and settings.sim.count:
-            checks.append(("simulator", lambda: simulator(settings, inproc=inproc)))
+            elsewhere = settings.sim.through and not inproc
+            checks.append(("simulator", lambda: simulators_on_nodes(settings, TASKS_SHOWN) if elsewhere else
+                           simulator(settings, inproc=inproc)))
     with ThreadPoolExecutor(max_workers=len(checks)) as pool:
         return list(pool.map(lambda check: _look(*check), checks))
 
@@ -160,13 +179,27 @@ def _taken_whole(nodes: list[ast.AST], spec: ModuleSpec) -> list[ModuleSpec]:
 
 
 def libraries(settings: RunSettings) -> str:
-    """torch and transformers, where this interpreter plays a role that computes. Looked for, not imported."""
+    """torch, transformers, peft for an adapter: where this interpreter plays a role that computes. Looked for only."""
     here = [role for role in NEEDS_TORCH if getattr(settings, role).python is None]
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None] if here else []
+    names = ("torch", "transformers", *(("peft",) if settings.policy.lora.rank else ()))
+    missing = [name for name in names if importlib.util.find_spec(name) is None] if here else []
     if missing:
         raise NotFound(f"{' and '.join(missing)} not installed, {', '.join(here)} need it: "
                        "pip install 'cosmos-actor[train]'")
-    return "torch, transformers" if here else "none needed here"
+    return ", ".join(names) if here else "none needed here"
+
+
+def weights_directory(settings: RunSettings) -> str:
+    """That versions can be written there: by this host's user, or by what fsspec finds for the URL."""
+    url = settings.weights.directory
+    if "://" in url and not url.startswith(LOCAL):
+        try:
+            files_at(url)
+        except DirectoryUnusable as error:
+            raise NotFound(error.text, setting="weights.directory") from None
+    else:
+        _need_writable(Path(url.removeprefix(LOCAL)), "weights.directory")
+    return url
 
 
 def free_run_directory(directory: Path | None, *, resume: bool = False) -> str:
@@ -188,22 +221,35 @@ def free_run_directory(directory: Path | None, *, resume: bool = False) -> str:
     return str(directory)
 
 
-def _need_writable(directory: Path) -> None:
+def _need_writable(directory: Path, setting: str = "run.run_dir") -> None:
     """That the directory, or the one it would be made in, can be written."""
-    nearest = next(place for place in (directory, *directory.parents) if place.exists())
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise RunDirectoryUnusable(f"{nearest} can not be written", setting="run.run_dir")
+    nearest = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise RunDirectoryUnusable(f"{nearest} can not be written", setting=setting)
 
 
-def bindable(host: str, port: int) -> str:
-    """That this host has the address and nobody listens at the port now."""
+def _has_doors(settings: RunSettings, *, inproc: bool) -> bool:
+    """Whether there are ports to look at; with `sim.through` the simulators' check opens the first to its nodes."""
+    sim = settings.sim
+    wanted = settings.run.experience == SIMULATOR and sim.port and settings.rollout.count
+    return bool(wanted) and not (inproc or sim.count and sim.through)
+
+
+def doors(settings: RunSettings) -> str:
+    """Where simulators can attach: a port for each rollout."""
+    return ", ".join(bindable(settings.bus.host, settings.sim.port + at, "sim.port")
+                     for at in range(settings.rollout.count))
+
+
+def bindable(host: str, port: int, setting: str = "bus.port") -> str:
+    """That this host has the address and nobody listens at the port now, which `setting` names."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        name = "bus.host" if isinstance(error, socket.gaierror) or not port else "bus.port"
+        name = "bus.host" if isinstance(error, socket.gaierror) or not port else setting
         raise UserError(f"can not listen at tcp://{host}:{port}: {error.strerror or error}", setting=name) from error
     return f"tcp://{host}:{port or 'any free port'}"
 
@@ -226,11 +272,11 @@ class Interpreter:
 
 
 def interpreters_of(settings: RunSettings) -> list[Interpreter]:
-    """Each different interpreter and environment once; the roles that run in this very Python come first."""
+    """Each interpreter and environment of this host once; the roles that run in this very Python come first."""
     roles: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {(sys.executable, ()): []}
     for name in type(settings).model_fields:
         section = getattr(settings, name)
-        if hasattr(section, "python"):
+        if hasattr(section, "python") and not getattr(section, "through", ()):
             roles.setdefault((section.python or sys.executable, tuple(sorted(section.env.items()))), []).append(name)
     return [Interpreter(python, env, tuple(names)) for (python, env), names in roles.items() if names]
 
@@ -247,6 +293,28 @@ def interpreter(asked: Interpreter) -> str:
         last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
         raise NotFound(f"{asked.python} can not import cosmos_actor.bus: {last}", setting=setting)
     return f"{asked.python}, Python {ended.stdout.strip()}: {', '.join(asked.roles)}"
+
+
+def vllm(settings: RunSettings, *, inproc: bool) -> str:
+    """That the rollouts' interpreter has vLLM, and a process of its own to load it in. It takes long to import."""
+    if inproc:
+        raise UserError("rollout.engine = \"vllm\" wants a process of its own, since it changes torch for all in it: "
+                        "without --inproc, or rollout.engine = \"torch\"", setting="rollout.engine")
+    rollout = settings.rollout
+    heads = attention_heads(settings.policy.model)
+    if heads and heads % rollout.tensor_parallel:
+        raise BadValue(f"rollout.tensor_parallel = {rollout.tensor_parallel} can not share the {heads} attention heads "
+                       "of policy.model: they must be a multiple of it", setting="rollout.tensor_parallel")
+    if not rollout.count:
+        return "vllm, where rollouts join from"
+    asked = Interpreter(rollout.python or sys.executable, tuple(sorted(rollout.env.items())), ("rollout",))
+    if shutil.which(asked.python) is None:
+        return "vllm"  # that there is no such interpreter is another finding
+    ended = _run_there(asked, FIND_VLLM, "rollout.python")
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
+        raise NotFound(f"rollout.engine = \"vllm\" needs vLLM in {asked.python}: {last}", setting="rollout.python")
+    return f"vllm, of {asked.python}"
 
 
 def simulator(settings: RunSettings, *, inproc: bool) -> str:
@@ -269,8 +337,50 @@ def simulator(settings: RunSettings, *, inproc: bool) -> str:
     raise NotFound(f"{sim.kind} can not be loaded by {command[0]}: {last.removeprefix('error: ')}", setting="sim.kind")
 
 
+@dataclass(frozen=True)
+class PlugIn:
+    """A name in settings, and the Python that will load what it names."""
+
+    setting: str
+    name: str
+    python: str
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def plug_ins_of(settings: RunSettings, *, inproc: bool) -> list[PlugIn]:
+    """Those that are not built in: sinks are the controller's, in this Python, the others the rollouts' that this host
+    starts. A rollout that joins from elsewhere loads what is installed there."""
+    sim, rollout = settings.sim, settings.rollout
+    if settings.run.experience != SIMULATOR:
+        return []
+    named = [PlugIn("sim.sinks", name, sys.executable) for name in sim.sinks]
+    if rollout.count or inproc:
+        python, env = (sys.executable, {}) if inproc else (rollout.python or sys.executable, rollout.env)
+        named += [PlugIn(setting, name, python, tuple(sorted(env.items())))
+                  for setting, name in (("sim.source", sim.source), ("sim.driver", sim.driver))]
+    return [asked for asked in named if asked.name not in REGISTRIES[asked.setting].built_in]
+
+
+def plug_in(asked: PlugIn) -> str:
+    """That it can be loaded where it will be, and called. It is imported there, in a process of its own."""
+    command = [asked.python, "-m", "cosmos_actor.roles.plugins", f"{asked.setting}={asked.name}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                              env={**os.environ, **dict(asked.env)}, timeout=PLUG_IN_DEADLINE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotFound(f"{asked.name} can not be looked for by {asked.python}: {error}",
+                       setting=asked.setting) from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise NotFound(last.removeprefix("error: "), setting=asked.setting)
+    return f"{asked.name} ({asked.setting})"
+
+
 def _try_interpreter(asked: Interpreter, setting: str) -> subprocess.CompletedProcess[str]:
-    code = "import cosmos_actor.bus, platform; print(platform.python_version())"
+    return _run_there(asked, "import cosmos_actor.bus, platform; print(platform.python_version())", setting)
+
+
+def _run_there(asked: Interpreter, code: str, setting: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run([asked.python, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL,
                               env={**os.environ, **dict(asked.env)}, timeout=INTERPRETER_DEADLINE_S)

@@ -121,11 +121,22 @@ def _key(record: Record) -> tuple[object, ...]:
     return record.get("step"), record.get("phase"), record.get("time")
 
 
+def evaluated(record: Record) -> str:
+    """What an evaluation found: the share of right answers, or how a simulator's trials ended."""
+    accuracy, episodes = number(record, "eval/accuracy"), number(record, "eval/episodes")
+    if episodes is None:
+        return f"accuracy {compact(accuracy, 3)} on held-out problems"
+    facts = [f"{label} {compact(number(record, name), digits)}"
+             for label, name, digits in (("return", "eval/return", 1), ("success", "eval/accuracy", 3))
+             if number(record, name) is not None]
+    errors = number(record, "eval/errors")
+    return " · ".join([*facts, f"trials {episodes:.0f}", *([f"errors {errors:.0f}"] if errors else [])])
+
+
 def plain_line(record: Record, view: RunView, last_step: int) -> str:
     """One step in one line, for logs and pipes."""
-    accuracy = number(record, "eval/accuracy")
-    if record.get("phase") == "eval" and accuracy is not None:
-        return f"step {record.get('step')}/{last_step} evaluation: accuracy {accuracy:.3f} on held-out problems"
+    if record.get("phase") == "eval":
+        return f"step {record.get('step')}/{last_step} evaluation: {evaluated(record)}"
     facts = [
         f"step {record.get('step')}/{last_step} {record.get('phase', '')}",
         *(f"{label} {compact(number(record, name), digits)}" for label, name, digits in FIGURES

@@ -167,6 +167,7 @@ CHARTS = (
     Chart("Loss of the SFT phase", "cross-entropy, nats per token", (("loss/total", "loss"),), phase=SFT,
           y_range=(0.0, None)),
     Chart("KL to the reference", "nats per token", (("kl/reference", "KL"),), y_range=(0.0, None)),
+    Chart("Engine against trainer", "k3, nats per token", (("mismatch/k3", "k3"),), y_range=(0.0, None)),
     Chart("Entropy", "nats per token", (("entropy", "entropy"),), y_range=(0.0, None)),
     Chart("KL to the policy that acted", "nats per step", (("kl/old", "KL"),), y_range=(0.0, None)),
     Chart("Staleness", "weight versions", (("staleness/max", "max"),), y_range=(0.0, 1.0), counts=True),

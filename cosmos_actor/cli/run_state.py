@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,14 @@ def run_state(paths: RunPaths) -> dict[str, Any]:
     members = {member["actor"]: member for member in status.get("members", [])} if owner else {}
     actors = [actor_state(actor, members.get(actor.actor, {}), running=owner is not None)
               for actor in view.actors.values()]
+    published = published_weights(list(members.values()))
+    for actor in actors:
+        actor["weights"] = weights_of(members.get(actor["actor"], {}), published)
     return {
         "run_dir": str(paths.root), "run_id": paths.describe().get("run_id"), "running": owner is not None,
         "supervisor_pid": owner, "head": status.get("head") if owner else None,
         "step": int(view.last.get("step") or 0), "last_step": _last_step(paths.configuration),
-        "phase": view.last.get("phase"), "version": view.last.get("version"),
+        "phase": view.last.get("phase"), "version": view.last.get("version"), "published": published or None,
         "metrics": dict(view.last),
         "evaluations": [{"step": step, "accuracy": value} for step, value in view.evaluations],
         "rewinds": view.rewinds, "restarts": view.restarts, "actors": actors,
@@ -67,6 +71,28 @@ def actor_state(actor: ActorView, member: dict[str, Any], *, running: bool) -> d
         "stuck": actor.stuck or None, "doing": member.get("busy_label") or None,
         "weights_held": member.get("weights_held") or None,
     }
+
+
+def published_weights(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Version, digest and since when, as the policy says; empty before it has published."""
+    said = (proof_in(member) for member in members if member.get("role") == "policy")
+    return next((proof for proof in said if proof), {})
+
+
+def weights_of(member: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an actor holds, as it last said: version, digest, since, and whether that version was published with that
+    digest; None where the policy has not told of that version (yet, or any more)."""
+    proof = proof_in(member)
+    if not proof:
+        return None
+    proof.pop("recent", None)
+    known = published.get("recent", {}).get(proof["version"])
+    return {**proof, "as_published": None if known is None else known == proof["digest"]}
+
+
+def proof_in(member: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a member of status.json."""
+    return dict((member.get("statistics") or {}).get("weights") or {})
 
 
 def is_alive(pid: int | None, started: float | None, incarnation: str = "") -> bool:

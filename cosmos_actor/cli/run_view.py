@@ -81,6 +81,18 @@ class RunView:
             return f"nothing got done for {compact(number(record, 'for_s'), 0)} s: {record.get('why')}; stacks in logs/"
         if kind.startswith(f"{SIMULATOR}_"):
             return self._simulator(kind, record)
+        if kind == "weights_alarm":
+            what = ("the frozen reference came damaged, it" if record.get("frozen") else
+                    f"weights {record.get('step')} came damaged, it goes on with those before and")
+            return f"{record.get('rollout')}: {what} fetches them again: {record.get('text')}"
+        if kind == "weights_mended":
+            what = "tensors of the frozen reference" if record.get("frozen") else f"weights {record.get('step')}"
+            return (f"{what} lay damaged in shared memory and were put right: "
+                    f"{', '.join(map(str, record.get('tensors') or []))}")
+        if kind == "unproven_weights":
+            return f"{len(record.get('groups') or [])} groups are not trained on: {record.get('reason')}"
+        if kind in ("sink_trouble", "sink_lost"):
+            return f"sink {record.get('sink')}: {record.get('text')}"
         if not name:
             return str(record.get("reason")) if kind == "stopping" and record.get("kind") in FAILURES else ""
         actor = self.actors.setdefault(name, ActorView(name, role=name.rpartition("-")[0] or name))

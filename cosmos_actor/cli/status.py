@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import typer
 
 from cosmos_actor.cli.arguments import JsonOption, RunArgument
-from cosmos_actor.cli.screen import plain, table
+from cosmos_actor.cli.screen import DIGITS, plain, table
 
 NAME, EXAMPLE = "status", "cosmos-actor status latest --json"
 
@@ -35,12 +36,23 @@ def _print(state: dict[str, Any]) -> None:
         doing = (f" ({actor['doing']})" if actor["doing"] else "") + (" stuck" if actor["stuck"] else "")
         actors.add_row(*map(plain, (
             actor["actor"], actor["state"] + doing, actor["pid"] if actor["alive"] else "–", actor["restarts"],
-            actor["weights_held"] or "–", actor["stuck"] or actor["last_reason"] or "–")))
+            held_line(actor), actor["stuck"] or actor["last_reason"] or "–")))
     if state["actors"]:
         console.print(actors)
     for interpreter, names in interpreters(state["actors"]).items():
         console.print(plain(f"{interpreter} runs {', '.join(names)}"), soft_wrap=True)
     console.print(plain(ledger_line(state["ledger"])), soft_wrap=True)
+
+
+def held_line(actor: dict[str, Any]) -> str:
+    """Version and digest of what it holds, and whether that version was published so."""
+    weights = actor.get("weights")
+    if not weights:
+        return actor["weights_held"] or "–"
+    since = datetime.fromtimestamp(weights["since"]).strftime("%H:%M:%S")
+    word = {True: "as published", False: "NOT as published", None: "held"}[weights["as_published"]]
+    word = "published" if actor["role"] == "policy" else word
+    return f"{weights['version']} {weights['digest'][:DIGITS]} {word} since {since}"
 
 
 def interpreters(actors: list[dict[str, Any]]) -> dict[str, list[str]]:

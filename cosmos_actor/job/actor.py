@@ -107,7 +107,7 @@ async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head:
     bus = make_bus(identity, keys, settings, listener=listener)
     runtime = ActorRuntime(bus, lambda context: build_role(identity.role, context), settings, settings.run.seed,
                            worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
-                           weights=weight_source(bus), simulators=gateway(bus, settings),
+                           weights=weight_source(bus, settings), simulators=gateway(bus, settings),
                            blocked_s=settings.supervisor.stuck_s,
                            head_back_s=HEAD_BACK_S if joined else settings.supervisor.start_s)
     telling = None

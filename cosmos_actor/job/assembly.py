@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,11 @@ from cosmos_actor.recipes.mirror import as_dataclass
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.simulator_bridge.gateway import Gateway
 from cosmos_actor.simulator_bridge.messages import DRIVER, SIMULATOR
+from cosmos_actor.weight_plane.fanout import BusDesk, FanOutSource
 from cosmos_actor.weight_plane.subscriber import WeightSubscriber
+from cosmos_actor.weight_plane.transports.directory import VersionDirectory
+from cosmos_actor.weight_plane.transports.directory_source import DirectorySource
+from cosmos_actor.weight_plane.transports.reader import TransportReader
 
 ASK_DEADLINE_S = 20.0
 """How long an actor tries to reach its head before it gives up and says so."""
@@ -57,9 +62,35 @@ def gateway(bus: Bus, settings: RunSettings) -> Gateway | None:
                    deadline_s=longest_s * HANG_FACTOR if longest_s < PATIENT_S else 0.0)
 
 
-def weight_source(bus: Bus) -> WeightSource:
+def weight_source(bus: Bus, settings: RunSettings) -> WeightSource:
     """Pulls versions of the run that `bus` belongs to."""
-    return WeightSubscriber(bus.bulk_reader, bus.identity.run_id)
+    wanted, run_id = settings.weights, bus.identity.run_id
+    by_files = wanted.transport == "directory"
+    if by_files and bus.identity.role != "reference":  # what that holds is no version of the policy's
+        return DirectorySource(VersionDirectory(wanted.directory, run_id), run_id, _say)
+    reader = TransportReader(bus.bulk_reader, wanted="auto" if by_files else wanted.transport, streams=wanted.streams,
+                             digested=wanted.protection != "trusted", device=_gpu, say=_say)
+    delta = "never" if bus.identity.role == "reference" else wanted.delta  # it takes one version in its life
+    return WeightSubscriber(reader, run_id, _fan_out(bus, reader, settings), delta=delta, say=_say)
+
+
+def _fan_out(bus: Bus, reader: TransportReader, settings: RunSettings) -> FanOutSource | None:
+    """None: every bucket comes from the policy itself. Those who pass buckets on do it over streams."""
+    if settings.weights.fan_out == "never" or settings.weights.transport == "nccl":
+        return None
+    return FanOutSource(reader, bus.bulk_store, BusDesk(bus), patience_s=settings.weights.patience_s,
+                        budget_bytes=settings.bulk.budget_bytes)
+
+
+def _gpu() -> str:
+    """Of this process; asked only where the policy gives from one."""
+    from cosmos_actor.weight_plane.transports.pair import gpu
+
+    return gpu()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def bus_limits(settings: RunSettings) -> Limits:

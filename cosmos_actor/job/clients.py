@@ -26,6 +26,7 @@ from cosmos_actor.job.intake import (
     parts_of,
     used,
 )
+from cosmos_actor.job.weights import UnprovenWeights
 from cosmos_actor.roles.control_messages import ShownMoments, ShownRequest
 from cosmos_actor.roles.messages import (
     Demonstrations,
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
     from cosmos_actor.weight_plane.version import Version
 
-QUARANTINED, TOO_LATE = "quarantined", "no answer in time"
-"""Why the ledger drops groups that killed their consumers, or that nobody answered within `run.deadline_s`."""
+QUARANTINED, TOO_LATE, UNPROVEN = "quarantined", "no answer in time", "unproven weights"
+"""Why the ledger drops groups that killed their consumers, that nobody answered within `run.deadline_s`, or that were
+not made with weights that were published."""
 
 
 class Client:
@@ -125,6 +127,7 @@ class Producer(Client):
             job.ledger.asked_again(flight.keys)
             flight.sampled = False
         answer = await sampling
+        job.weights.vouch(answer)
         job.journal.spent("generate", answer.seconds)
         job.ledger.generated(keys_of(answer.groups), *_span(answer.groups))
         flight.sampled = True
@@ -185,21 +188,22 @@ class Reward(Client):
                 groups = await part.anew(groups, gone)
 
     async def _accuracy(self, experience: Handle[Groups]) -> float:
-        """Of the problems whose answers could be judged. Raises Poison when there is none."""
+        """Of the problems whose answers could be judged. Raises Poison or UnprovenWeights when there is none."""
         parts = await parts_of(self._job, experience)
         found = await asyncio.gather(*(self._judged(part) for part in parts), return_exceptions=True)
         judged: list[tuple[int, float]] = []
         for part, outcome in zip(parts, found, strict=True):
             if isinstance(outcome, BaseException):
-                if not isinstance(outcome, Poison):
+                if not isinstance(outcome, (Poison, UnprovenWeights)):
                     raise outcome
-                self._job.ledger.dropped(part.flight.keys, QUARANTINED)
+                reason = QUARANTINED if isinstance(outcome, Poison) else UNPROVEN
+                self._job.ledger.dropped(part.flight.keys, reason)
             else:
                 self._job.ledger.dropped(keys_of(outcome[0]), "evaluation")
                 judged.append((len(outcome[0]), outcome[1]))
         total = sum(count for count, _ in judged)
         if total == 0:
-            raise next(outcome for outcome in found if isinstance(outcome, Poison))
+            raise next(outcome for outcome in found if isinstance(outcome, BaseException))
         return sum(count * mean for count, mean in judged) / total
 
 
@@ -280,6 +284,10 @@ class ReplayBuffer(Client):
             return []
         except Poison:
             job.intake.lost(flight, QUARANTINED)
+            return []
+        except UnprovenWeights as unproven:
+            job.tell("unproven_weights", groups=flight.names, reason=unproven.text)
+            job.intake.lost(flight, UNPROVEN)
             return []
         except DeadlineExceeded:
             if job.settings.limiter.straggler_s <= 0:

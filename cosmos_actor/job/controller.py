@@ -22,10 +22,12 @@ from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.actors.runtime import ActorRuntime, HeadLost
 from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import Bus, RemoteError
+from cosmos_actor.bus.errors import BulkFull
 from cosmos_actor.job.intake import ShortSample
 from cosmos_actor.job.job import Job, StopAsked
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.roles import CONTROLLER, STATEFUL
+from cosmos_actor.job.weights import WeightsNotTaken
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.trainer.checkpoint import CheckpointError
 from cosmos_actor.weight_plane.errors import WeightsLate
@@ -37,7 +39,7 @@ UNFIT = frozenset({WeightsLate.__name__})
 """What a rollout raises that has not taken weights which others have."""
 MOST_REWINDS = 10
 """Rewinds in a row that bring the job no step further. A fault that every life meets must end the job, not spin it."""
-MISTAKES = frozenset(kind.__name__ for kind in (UserError, CheckpointError, *UserError.__subclasses__()))
+MISTAKES = frozenset(kind.__name__ for kind in (UserError, CheckpointError, BulkFull, *UserError.__subclasses__()))
 """What a role raises for something that a person can put right, by the name under which it comes over the bus."""
 LAST_WORD_DEADLINE_S = 15.0
 """Time enough for a head that is just being restarted."""
@@ -82,7 +84,7 @@ def run_recipe(job: Job, on_rewind: Callable[[str], None]) -> JobFinished:
         return JobFinished(STOPPED, f"stopped after step {job.step} of {job.last_step}: {stop}", 0)
     except UserError as mistake:
         return JobFinished(FAILED, str(mistake), 2)
-    except (Poison, ShortSample) as end:  # found out by the job itself: a traceback would say nothing more
+    except (Poison, ShortSample, WeightsNotTaken) as end:  # the job found it out: a traceback says nothing more
         return JobFinished(FAILED, str(end), 1)
     except OSError as error:
         refused = refusal(error)

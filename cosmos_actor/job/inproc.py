@@ -156,7 +156,7 @@ class InprocCluster:
 
     def _runtime(self, bus: Bus, build: Callable[[Context], Role]) -> ActorRuntime:
         runtime = ActorRuntime(bus, build, self._settings, self._settings.run.seed, worker=InlineWorker(),
-                               clock=self._clock, weights=weight_source(bus),
+                               clock=self._clock, weights=weight_source(bus, self._settings),
                                simulators=gateway(bus, self._settings))
         self._runtimes.append(runtime)
         return runtime

@@ -34,6 +34,7 @@ from cosmos_actor.job.roles import STATEFUL
 from cosmos_actor.job.simulators import Simulators
 from cosmos_actor.job.weights import Weights
 from cosmos_actor.simulator_bridge.messages import SIMULATOR
+from cosmos_actor.weight_plane.fanout_desk import FanOutDesk
 
 Item = TypeVar("Item")
 LIFE_END_S = 5.0
@@ -77,6 +78,7 @@ class Job:
         self.replay_buffer, self.reference = ReplayBuffer(self), Reference(self)
         self.policy, self.critic = Policy(self), Critic(self)
         self.weights = Weights(self)
+        self.fan_out = FanOutDesk(bus, settings.weights.patience_s)
         self._simulators = Simulators(self) if settings.run.experience == SIMULATOR else None
 
     @property
@@ -138,9 +140,10 @@ class Job:
         return groups
 
     def replace(self, step: int, first: int, count: int) -> Handle[int]:
-        """Ask for new prompts in the place of groups of `step` that will not come. On the bus's loop."""
-        samples = self.rollout.generate(self.data.replacements(step, first, count), step)
-        return self.replay_buffer.put(self.reward.score(samples), step, opened=True)
+        """Ask for others in the place of groups of `step` that will not come. On the bus's loop."""
+        tasks = self.data.replacements(step, first, count)
+        made = self.rollout.generate(tasks, step) if self._simulators is None else self._simulators.collect(tasks, step)
+        return self.replay_buffer.put(self.reward.score(made), step, opened=True)
 
     def waits(self) -> list[dict[str, Any]]:
         """Who is held back by the limiter, for what and since when. Plain objects, from any thread."""
@@ -268,7 +271,8 @@ class Job:
             **{f"answers/{name}": member["answered"] for name, member in members},
             **{f"redelivered/{role}": count for role, count in sorted(self.fleet.redelivered.items())},
             **{f"limiter/{name}": count for name, count in self.intake.limiter.statistics().items()
-               if name not in ordinary}}
+               if name not in ordinary},
+            **self.weights.counts(), **self.fan_out.counts()}
 
     def call(
         self, role: str, message: Any, what: str, then: Callable[[Any], Any] = lambda answer: answer
@@ -310,6 +314,8 @@ class Job:
         """Two phases: every stateful role writes its part; only when all have does the tracker move."""
         for step in sorted(self._stored):
             self._stored.pop(step).resolve()
+        if self._simulators is not None:
+            self._simulators.settle()
         with self.checkpoints.writing(self.step) as draft:
             for client in self._stateful():
                 client.save(str(draft.directory), self.step).resolve()

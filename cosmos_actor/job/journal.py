@@ -56,7 +56,7 @@ class Journal:
         """Append the line of the current step, with `more` in it."""
         now = self._clock.monotonic()
         wall = now - self._begun
-        computing = self._seconds["update"] + self._seconds["publish"]
+        computing = self._seconds["update"] + float(self._line.get("seconds/publish_stall", 0.0))
         self._line.update({
             "time": round(now - self._origin, 4), "time/step": round(wall, 4),
             "wait/policy": round(max(0.0, wall - computing), 4),

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from cosmos_actor.actors.disk import refusal
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.bus import BusError, KeyFileError
-from cosmos_actor.bus.errors import DescriptorLimit
+from cosmos_actor.bus.errors import DescriptorLimit, NoSharedMemory
 
 FAILED, MISTAKE = 1, 2
 """Exit codes: it may go well another time; only a person can put it right."""
-MISTAKES = (UserError, KeyFileError, DescriptorLimit)
+MISTAKES = (UserError, KeyFileError, DescriptorLimit, NoSharedMemory)
 """What a person can put right, and no further life would."""
 
 

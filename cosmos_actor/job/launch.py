@@ -18,7 +18,7 @@ from cosmos_actor.actors.child_state import State
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.actors.messages import READY, Heard, JobFinished, KillOrder
-from cosmos_actor.actors.placement import DEVICES_VARIABLE, PlacedActor
+from cosmos_actor.actors.placement import PlacedActor
 from cosmos_actor.actors.restart_policy import Outcome as LifeOutcome
 from cosmos_actor.actors.restart_policy import Restart, Strategy
 from cosmos_actor.actors.role_names import REGISTRY, REGISTRY_ACTOR, SUPERVISOR, SUPERVISOR_ACTOR
@@ -31,11 +31,11 @@ from cosmos_actor.job.controller import DRAIN_SIGNAL
 from cosmos_actor.job.last_line import MISTAKE
 from cosmos_actor.job.registry_link import RegistryLink
 from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES
+from cosmos_actor.job.simulator_spec import simulator_spec
 from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
 from cosmos_actor.recipes.plan import plan
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.simulator_bridge.messages import DRIVER, SIMULATOR
-from cosmos_actor.simulator_bridge.plugins import as_text
 
 log = logging.getLogger(__name__)
 
@@ -184,17 +184,8 @@ class Launch:
         where = list(doors.values())
         return [self._registry_spec(head, listener),
                 *(self._spec(one, head, doors.get(one.actor)) for one in (controller, *actors)),
-                *(self._simulator_spec(one, where[at % len(where)]) for at, one in enumerate(simulators) if where)]
-
-    def _simulator_spec(self, placed: PlacedActor, door: Door) -> ChildSpec:
-        """It is ready when it has attached; a hang of it ends by its driver's deadlines and its own."""
-        sim, limits = self._settings.sim, self._settings.supervisor
-        options = [part for name, value in sim.options.items() for part in ("--option", f"{name}={as_text(value)}")]
-        command = (placed.python, "-m", "cosmos_actor.cli", "attach", sim.kind, "--connect", door.address, "--key",
-                   str(self._keys[SIMULATOR]), "--envs", str(sim.envs), "--name", placed.actor, *options)
-        env = {name: value for name, value in placed.env.items() if name != DEVICES_VARIABLE}  # it may render on any
-        return ChildSpec(actor=placed.actor, role=SIMULATOR, command=command, env={**env, **sim.env}, after=(),
-                         alone=True, start_s=limits.start_s, shutdown_s=limits.shutdown_s)
+                *(simulator_spec(self._settings, one, where[at % len(where)].address, self._keys[SIMULATOR])
+                  for at, one in enumerate(simulators) if where)]
 
     def _registry_spec(self, address: str, listener: int) -> ChildSpec:
         command = (sys.executable, "-m", "cosmos_actor.job.registry", "--listen", address, "--listener", str(listener),

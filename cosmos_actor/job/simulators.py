@@ -12,12 +12,13 @@ import numpy as np
 
 from cosmos_actor.actors.experience import Group, Task
 from cosmos_actor.actors.handle import Handle
-from cosmos_actor.actors.json_lines import JsonLinesWriter, truncate_after_step
+from cosmos_actor.actors.json_lines import JsonLinesWriter, read_json_lines, truncate_after_step
 from cosmos_actor.actors.messages import Member
 from cosmos_actor.actors.run_directory import write_whole
 from cosmos_actor.bus import BusError, Link
 from cosmos_actor.job.clients import Producer
 from cosmos_actor.job.intake import Experience
+from cosmos_actor.job.sinks import make_sinks
 from cosmos_actor.roles.control_messages import (
     DESCRIPTION_TOPIC,
     CollectRequest,
@@ -47,12 +48,15 @@ SAY_S = 2.0
 
 
 class Simulators(Producer):
-    """Guarantee: an episode is in episodes.jsonl once, under the step that trained on its end."""
+    """Guarantee: an episode is in episodes.jsonl once, under the step that trained on its end; then sinks have it."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._description: Description | None = None
         self._episodes = JsonLinesWriter(job.paths.episodes)
+        self._sinks = make_sinks(job.settings, job.paths.root, job.tell)
+        self._lines_are_ours = False
+        """Whether what episodes.jsonl has after the latest checkpoint is of this controller."""
         job.bus.serve_event(SimulatorEvent, self._on_event)
         job.fleet.on_joined(self._on_joined)
 
@@ -79,8 +83,9 @@ class Simulators(Producer):
         """Write down the episodes that ended in `batch`; what they say on average, empty where none ended."""
         ended = [episode for group in batch for episode in group.task["episodes"]]
         for episode in ended:
-            self._episodes.append({"step": step, **episode})
-        metrics = {"env_steps": float(sum(group.task["env_steps"] for group in batch)), "episodes": float(len(ended))}
+            self._write({"step": step, **episode})
+        metrics = {"env_steps": float(sum(group.task["env_steps"] for group in batch)), "episodes": float(len(ended)),
+                   **{f"sinks/{name}": float(count) for name, count in self._sinks.statistics().items()}}
         if ended:
             metrics["episode/return"] = float(np.mean([episode["return"] for episode in ended]))
             metrics["episode/length"] = float(np.mean([episode["length"] for episode in ended]))
@@ -103,8 +108,8 @@ class Simulators(Producer):
         named = self._keep_videos(version.step, records, videos)
         said = {task.name: {"instruction": task.instruction} for task in description.tasks if task.instruction}
         for record in records:
-            self._episodes.append({"step": version.step, "phase": EVALUATION, **record,
-                                   **said.get(record["task"], {}), **named.get(record["unit"], {})})
+            self._write({"step": version.step, "phase": EVALUATION, **record,
+                         **said.get(record["task"], {}), **named.get(record["unit"], {})})
         job.journal.evaluation(version.step, summary(records))
 
     def _keep_videos(self, step: int, records: Sequence[Mapping[str, Any]],
@@ -152,12 +157,25 @@ class Simulators(Producer):
             self._job.tell("simulator_not_filmed", text=f"videos did not come: {error}")
         return found
 
+    def _write(self, record: dict[str, Any]) -> None:
+        self._episodes.append(record)
+        self._sinks.offer(record)
+
+    def settle(self) -> None:
+        """A checkpoint is about to be written; see `sinks`."""
+        self._sinks.settle()
+
     def roll_back(self, step: int) -> None:
-        """Forget the episodes after `step`."""
-        truncate_after_step(self._job.paths.episodes, step)
+        """Forget the episodes after `step`. Sinks can not, and are not given them again by this controller."""
+        path = self._job.paths.episodes
+        if self._lines_are_ours and self._job.settings.sim.sinks:
+            self._sinks.cut_off([record for record in read_json_lines(path) if record["step"] > step])
+        self._lines_are_ours = True
+        truncate_after_step(path, step)
 
     def close(self) -> None:
         self._episodes.close()
+        self._sinks.close()
 
     def _known(self, description: Description) -> Any:
         self._description = description

@@ -1,6 +1,13 @@
 """Versions on their way from the policy to the rollouts, as the controller sees them.
 
-    publish(step) -> policy packs a manifest -> announced on a state topic -> a rollout pulls, verifies, swaps, reports
+    publish(step) -> snapshot ──> the policy trains on
+                         `> published -> announced on a state topic -> a rollout pulls, verifies, swaps, reports
+
+A snapshot that a newer one overtakes is never published: whoever waits for it gets the newer one.
+
+A version that comes damaged is an alarm: the rollout keeps the one before, the policy compares what lies on the bulk
+plane with its snapshot and puts it right, and the rollout fetches it again. Groups are trained only when whoever made
+them vouches, version by version, for the digests that were published.
 
 Invariant: a report whose digest is not the manifest's ends the job; so does a rollout that says it could not take the
 newest version, unless a newer one comes or the policy turns out to be dead. Of a rollout that joined from elsewhere
@@ -19,9 +26,15 @@ from cosmos_actor.bus import BusError, Link
 from cosmos_actor.roles.messages import (
     REFERENCE_TOPIC,
     WEIGHTS_TOPIC,
+    Generation,
+    Mended,
+    MendRequest,
+    NotPublished,
     Published,
     PublishReferenceRequest,
     PublishRequest,
+    Snapshotted,
+    WeightsAlarm,
     WeightsReport,
 )
 from cosmos_actor.weight_plane.manifest import Manifest
@@ -30,13 +43,22 @@ from cosmos_actor.weight_plane.version import Version
 if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
 
+REMEMBERED = 1000
+"""Published digests that groups are compared with: far more than `run.max_staleness` lets any of them be old."""
+SHOWN = 10
+"""Tensors that an event names."""
 EXCUSE_S = 2.0
 """How long a version that could not be taken may have an excuse: the policy died, or has freed it for a newer one.
 Without it the rollout's word comes before the news of the death, and ends a job that only has to go back."""
 
 
 class WeightsNotTaken(BusError):
-    """A rollout could not take the newest version, or holds another digest than was published."""
+    """A rollout could not take the newest version, or holds another digest than was published; or the policy could not
+    publish one."""
+
+
+class UnprovenWeights(BusError):
+    """Groups that were made with weights whose digest is unknown, or not the one that was published."""
 
 
 class Weights:
@@ -48,10 +70,18 @@ class Weights:
         self._held: dict[str, WeightsReport] = {}
         self._problem: WeightsNotTaken | None = None
         self._reported = asyncio.Event()
-        self._publishing: Handle[Any] | None = None
+        self._snapshot: Handle[Any] | None = None
+        self._replaced = 0
+        self._alarms = 0
+        self._mending = False
+        self._digests: dict[str, str] = {}
+        """Version -> digest of what was published in this life, the newest `REMEMBERED` of it."""
         self._epoch = 0
         self.published_step = -1
         job.bus.serve_event(WeightsReport, self._on_report)
+        job.bus.serve_event(Published, self._on_published)
+        job.bus.serve_event(NotPublished, self._on_not_published)
+        job.bus.serve_event(WeightsAlarm, self._on_alarm)
         job.fleet.on_joined(self._on_joined)
 
     def start_epoch(self, epoch: int) -> None:
@@ -59,17 +89,18 @@ class Weights:
         self._epoch = epoch
         self._newest.clear()
         self._held.clear()
+        self._digests.clear()
         self._problem = None
-        self._publishing = None
+        self._snapshot = None
         self.published_step = -1
 
     def publish(self) -> None:
-        """Publish the policy as it is after the current step. Returns at once; the next publish waits for this one."""
+        """Publish the policy as it is after the current step. Returns at once; the next waits for this one's snapshot,
+        not for its publication."""
         step = self._job.step_in_hand
-        if self._publishing is not None:
-            with self._job.journal.timing("publish_wait"):
-                self._publishing.resolve()
-        self._publishing = self._job.handle(self._publish(step), f"publication of weights {step}")
+        if self._snapshot is not None:
+            self._snapshot.resolve()
+        self._snapshot = self._job.handle(self._snapshotted(step), f"snapshot of weights {step}")
         self.published_step = step
 
     def publish_reference(self) -> None:
@@ -85,8 +116,8 @@ class Weights:
 
     def wait_until_held(self) -> None:
         """Wait until every present rollout holds the newest version."""
-        if self._publishing is not None:
-            self._publishing.resolve()
+        if self._snapshot is not None:
+            self._snapshot.resolve()
         self._job.handle(self._until_held(), f"weights {self.published_step} at every rollout").resolve()
 
     @property
@@ -99,10 +130,63 @@ class Weights:
         if self._problem is not None:
             raise self._problem
 
-    async def _publish(self, step: int) -> None:
-        answer: Published = await self._job.submit("policy", PublishRequest(self._epoch, step), f"weights {step}")
-        self._job.journal.spent("publish", answer.seconds)
-        self._announce(WEIGHTS_TOPIC, "rollout", answer.manifest)
+    def counts(self) -> dict[str, int]:
+        """For the metrics of a step; all are counted since the policy started."""
+        newest = self._newest.get(WEIGHTS_TOPIC)
+        sizes = {} if newest is None else {"weights/bytes": newest.nbytes, "weights/delta_bytes": newest.delta_bytes}
+        return {"weights/replaced": self._replaced, "weights/alarms": self._alarms, **sizes}
+
+    def vouch(self, made: Generation) -> None:
+        """Raises UnprovenWeights unless `made` names the published digest of every version that made it."""
+        for version, digest in made.weights.items():
+            published = self._digests.get(version, "")
+            if not published or digest != published:
+                raise UnprovenWeights(f"made with weights {version} of digest {_short(digest)}, published was "
+                                      f"{_short(published)}")
+        steps = {step for group in made.groups for step in (group.version_min, group.version_max) if step is not None}
+        unnamed = sorted(step for step in steps if f"{self._epoch}.{step}" not in made.weights)
+        if unnamed:
+            raise UnprovenWeights(f"made with weights {self._epoch}.{unnamed[0]}, and nobody says of which digest")
+
+    async def _snapshotted(self, step: int) -> None:
+        answer: Snapshotted = await self._job.submit("policy", PublishRequest(self._epoch, step), f"weights {step}")
+        self._replaced = answer.replaced
+
+    async def _on_published(self, answer: Published, link: Link) -> None:
+        if answer.manifest.version.epoch == self._epoch:  # else it was on its way when the job went back
+            self._job.journal.spent("publish", answer.seconds)
+            self._digests[str(answer.manifest.version)] = answer.manifest.digest
+            for old in list(self._digests)[:-REMEMBERED]:
+                del self._digests[old]
+            self._announce(WEIGHTS_TOPIC, "rollout", answer.manifest)
+            self._reported.set()
+
+    async def _on_not_published(self, word: NotPublished, link: Link) -> None:
+        if word.epoch == self._epoch:
+            what = f"{link.peer.actor} could not publish weights {word.step}: {word.problem}"
+            self._problem = self._problem or WeightsNotTaken(what)
+            self._reported.set()
+
+    async def _on_alarm(self, alarm: WeightsAlarm, link: Link) -> None:
+        """Told once each time; the policy is asked to look at its side unless it does already."""
+        if alarm.epoch != self._epoch:
+            return
+        self._alarms += 1
+        self._job.tell("weights_alarm", rollout=alarm.actor, step=alarm.step, tensor=alarm.tensor, text=alarm.problem,
+                       left=alarm.left, frozen=alarm.topic == REFERENCE_TOPIC)
+        if not self._mending:
+            self._mending = True
+            self._job.spawn(self._mend(alarm)).add_done_callback(self._mended)
+
+    async def _mend(self, alarm: WeightsAlarm) -> None:
+        request = MendRequest(alarm.epoch, alarm.step, alarm.topic)
+        answer: Mended = await self._job.submit("policy", request, f"a look at weights {alarm.step} after an alarm")
+        if answer.tensors:
+            self._job.tell("weights_mended", step=alarm.step, tensors=answer.tensors[:SHOWN], count=len(answer.tensors),
+                           frozen=alarm.topic == REFERENCE_TOPIC)
+
+    def _mended(self, task: asyncio.Task[None]) -> None:
+        self._mending = False
 
     def _announce_reference(self, answer: Published) -> None:
         self._announce(REFERENCE_TOPIC, "reference", answer.manifest)
@@ -120,29 +204,41 @@ class Weights:
             link.publish_state(topic=topic, message=self._newest[topic])
 
     async def _on_report(self, report: WeightsReport, link: Link) -> None:
-        newest = self._newest.get(WEIGHTS_TOPIC)
+        newest = self._newest.get(report.topic)
+        if report.topic == REFERENCE_TOPIC:
+            if newest is not None and (report.epoch, report.step) == (newest.version.epoch, newest.version.step):
+                self._blame_later(report.topic, newest, link, report.problem)
+            return
+        self._job.tell("weights_taken", rollout=report.actor, epoch=report.epoch, step=report.step,
+                       digest=report.digest, published=self._digests.get(f"{report.epoch}.{report.step}", ""),
+                       problem=report.problem)
         if newest is None or (report.epoch, report.step) != (newest.version.epoch, newest.version.step):
             return  # of an older version: a rollout may skip versions
         if report.problem:
-            asyncio.get_running_loop().call_later(EXCUSE_S, self._blame, newest, link, report.problem)
+            self._blame_later(WEIGHTS_TOPIC, newest, link, report.problem)
         elif report.digest != newest.digest:
-            self._blame(newest, link, f"holds digest {report.digest[:12]}, published was {newest.digest[:12]}")
+            self._blame(WEIGHTS_TOPIC, newest, link,
+                        f"holds digest {_short(report.digest)}, published was {_short(newest.digest)}")
         self._held[report.actor] = report
         self._reported.set()
 
-    def _blame(self, manifest: Manifest, link: Link, what: str) -> None:
+    def _blame_later(self, topic: str, manifest: Manifest, link: Link, what: str) -> None:
+        asyncio.get_running_loop().call_later(EXCUSE_S, self._blame, topic, manifest, link, what)
+
+    def _blame(self, topic: str, manifest: Manifest, link: Link, what: str) -> None:
         """Who is at `link` did not take `manifest`, which still is the newest; one that replaces it may be under way.
 
         A life that is over by now is not blamed, and whoever joined only loses its place.
         """
-        if self._newest.get(WEIGHTS_TOPIC) is not manifest:
+        if self._newest.get(topic) is not manifest:
             return
-        if self._publishing is not None and not self._publishing.done():
-            asyncio.get_running_loop().call_later(EXCUSE_S, self._blame, manifest, link, what)
+        if topic == WEIGHTS_TOPIC and manifest.version.ordinal < self.published.ordinal:  # the next is on its way
+            self._blame_later(topic, manifest, link, what)
             return
-        what = f"{link.peer.actor} could not take weights {manifest.version.step}: {what}"
+        weights = f"weights {manifest.version.step}" if topic == WEIGHTS_TOPIC else "the frozen reference"
+        what = f"{link.peer.actor} could not take {weights}: {what}"
         if not self._job.fleet.dismiss(link, what):
-            self._problem = WeightsNotTaken(what, setting="weights.deadline_s")
+            self._problem = WeightsNotTaken(what)  # its setting, if there is one, stands in `what`
         self._reported.set()
 
     async def _until_held(self) -> None:
@@ -157,4 +253,10 @@ class Weights:
 
     def _holds_newest(self, actor: str) -> bool:
         newest, report = self._newest.get(WEIGHTS_TOPIC), self._held.get(actor)
-        return newest is not None and report is not None and report.digest == newest.digest
+        return (newest is not None and newest.version == self.published and report is not None
+                and (report.epoch, report.step) == (newest.version.epoch, newest.version.step)
+                and report.digest == newest.digest)
+
+
+def _short(digest: str) -> str:
+    return digest[:12] or "unknown"

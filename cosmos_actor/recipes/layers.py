@@ -174,8 +174,15 @@ def _expectation(details: Any) -> str:
         return str(details["ctx"]["error"])
     if details["type"] == "string_pattern_mismatch":
         return f"text that matches {details['ctx']['pattern']}"
+    if details["type"] in ("too_short", "too_long"):
+        return f"a list of {_bound(details['ctx'])}"
     message = details["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     return EXPECTATIONS.get(details["type"]) or (f"a number {message}" if " than" in message else message)
+
+
+def _bound(context: Mapping[str, Any]) -> str:
+    most = context.get("max_length")
+    return f"at most {most}" if most is not None else f"{context['min_length']} or more"
 
 
 def _origin(path: str, layers: Sequence[Layer]) -> str:

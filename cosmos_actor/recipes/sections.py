@@ -16,6 +16,8 @@ from cosmos_actor.bus.errors import BusError
 from cosmos_actor.bus.faults import Faults
 from cosmos_actor.bus.limits import Limits
 from cosmos_actor.recipes.mirror import as_dataclass, section_of_dataclass
+from cosmos_actor.roles.engine import OnNewWeights
+from cosmos_actor.roles.engines import EngineName
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.trainer.settings import TrainerSettings
 
@@ -24,7 +26,10 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 """What every random generator of the run takes."""
 Device = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+PLUG_IN = r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.]*)?$"
+"""The name of an entry point, or package.module:attribute."""
 PlainValue = bool | int | float | str
+NODE = "{node}"
 
 
 class ProcessSettings(Settings):
@@ -109,8 +114,14 @@ class DataSection(ProcessSettings):
 
 
 class RolloutProcesses(ComputeSettings):
-    """How many actors generate, and in what portions."""
+    """How many actors generate, by what, and in what portions."""
 
+    engine: EngineName = setting(
+        "torch", "who computes the answers of a language model: torch, built in, or vllm (its CPU build), which lives "
+        "in an environment of its own, named by `python`")
+    tensor_parallel: PositiveInt = setting(
+        1, "processes that share one model, each with a part of every layer and `threads` of its own, where rollout."
+        "engine = \"vllm\"; for a model that one processor is too slow for, or one memory too small", unit="processes")
     count: NonNegativeInt = setting(
         1, "actors that the supervisor starts on this host; 0 = all of them join by `start`", unit="actors")
     min_actors: PositiveInt = setting(
@@ -122,6 +133,13 @@ class RolloutProcesses(ComputeSettings):
     chunk_prompts: PositiveInt = setting(
         8, "prompts in one work item, which is one fixed batch: part of the numbers, whoever computes it; "
         "smaller spreads better over actors, larger batches better", unit="groups")
+    on_new_weights: OnNewWeights = setting(
+        "wait", "what becomes of texts under way when a version comes: wait = it comes after them; the others go on "
+        "with it at once, every token telling its version: recompute = all that they were is read anew; abort = the "
+        "same as new requests; keep = nothing is read anew, and log-probs are then those of no version")
+    probe_s: PositiveFloat = setting(
+        300.0, "an engine that has not computed a token for so long after it took new weights (compiling included) is "
+        "killed, and started anew", unit="s", resumable=True)
 
 
 class RolloutSection(RolloutProcesses, SamplingSettings):
@@ -150,17 +168,31 @@ class SimulatorSection(ProcessSettings):
     kind: str = setting(
         "", "KIND:ID that simulators must be, such as gymnasium:CartPole-v1; empty = as the first that attaches")
     count: NonNegativeInt = setting(
-        0, "processes that the supervisor starts on this host, with `python`; 0 = all of them come by `attach`",
-        unit="processes", resumable=True)
+        0, "processes that the supervisor starts, with `python`, on this host or through `through`; 0 = all of them "
+        "come by `attach`", unit="processes", resumable=True)
+    through: tuple[str, ...] = setting(
+        (), "words before `python` that start it elsewhere, such as [\"ssh\", \"-oBatchMode=yes\", \"{node}\"]; "
+        "`python` is a path there; empty = on this host", strict=False, resumable=True)
+    nodes: tuple[str, ...] = setting(
+        (), "what {node} in `through` stands for, in turn from one simulator to the next", strict=False, resumable=True)
     envs: PositiveInt = setting(1, "worlds in each process that the supervisor starts", unit="slots", resumable=True)
     options: dict[str, PlainValue] = setting({}, "passed to the simulator that the supervisor starts")
+    max_memory_mb: NonNegativeInt = setting(
+        0, "one that the supervisor starts leaves when its process holds more, and is started anew; its episodes are "
+        "given to others; 0 = however much", unit="MB", resumable=True)
     port: Annotated[int, Field(ge=0, le=65535)] = setting(
         0, "where simulators attach to the first rollout, the next rollout one higher; 0 = any free one, which `up` "
         "prints", resumable=True)
     tasks: tuple[str, ...] = setting((), "tasks to run, in turn; empty = all that the simulator has", strict=False)
     source: str = setting(
-        "in_turn", "who makes the work units: in_turn, or package.module:function of one's own",
-        pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$")
+        "in_turn", "who makes the work units: in_turn, an entry point of the group cosmos_actor.sources, or "
+        "package.module:function", pattern=PLUG_IN)
+    driver: str = setting(
+        "collector", "who collects fragments from the simulators of a rollout: collector, an entry point of the group "
+        "cosmos_actor.drivers, or package.module:function", pattern=PLUG_IN)
+    sinks: tuple[str, ...] = setting(
+        (), "who else gets the record of each episode, beside episodes.jsonl: entry points of the group "
+        "cosmos_actor.sinks, or package.module:function", strict=False, resumable=True)
     eval_trials: PositiveInt = setting(
         20, "episodes of each task in one evaluation, every run.eval_every steps; the same ones each time",
         unit="episodes")
@@ -199,6 +231,14 @@ class SimulatorSection(ProcessSettings):
     max_wait_ms: NonNegativeFloat = setting(
         5.0, "how long the first simulator's observation waits for those of others, to be one forward pass", unit="ms",
         resumable=True)
+    least_rows: NonNegativeInt = setting(
+        0, "so many observations are enough for a forward pass, whoever else would come within max_wait_ms: the first "
+        "M of N worlds, where simulators take unlike times for a step; 0 = it is for all", unit="rows", resumable=True)
+
+    def launcher(self, index: int) -> tuple[str, ...]:
+        """The words through which the supervisor's simulator `index` is started; none: on this host."""
+        node = self.nodes[index % len(self.nodes)] if self.nodes else ""
+        return tuple(word.replace(NODE, node) for word in self.through)
 
 
 class ReplayBufferSection(ProcessSettings):
@@ -256,6 +296,29 @@ class WeightsSection(Settings):
     deadline_s: PositiveFloat = setting(
         60.0, "the longest one pull, or the wait for a version, may take before the job ends and names it", unit="s",
         resumable=True)
+    fan_out: Literal["auto", "never"] = setting(
+        "auto", "auto = rollouts that are not on the policy's host pass the weights on to each other, so that it sends "
+        "about one copy however many they are; never = each takes a copy from the policy", resumable=True)
+    delta: Literal["auto", "never", "always"] = setting(
+        "auto", "auto = who is not on the policy's host takes what changed since the version that it holds, lossless; "
+        "on one host a whole copy is faster; never, always = in spite of that. Costs such a rollout the memory of one "
+        "more model as published, and pays with publish_dtype = bfloat16", resumable=True)
+    patience_s: PositiveFloat = setting(
+        3.0, "a rollout that is to pass weights on, and from which nothing comes for so long, is not waited for; by "
+        "itself longer on a network where buckets take longer", unit="s", resumable=True)
+    transport: Literal["auto", "shm", "stream", "directory", "nccl"] = setting(
+        "auto", "how the bytes come: auto = shared memory on the policy's host and streams to others; each of them by "
+        "name, which is refused where it can not serve; directory = through weights.directory; nccl = GPU to GPU",
+        resumable=True)
+    protection: Literal["encrypted", "authenticated", "trusted"] = setting(
+        "encrypted", "of streams: encrypted = CURVE; authenticated = plain TCP, to be read by the network but not "
+        "changed; trusted = plain TCP at its full rate: accidents are found before the swap, by the digest of each "
+        "tensor, and nobody on that network may be hostile", resumable=True)
+    streams: Annotated[int, Field(ge=1, le=64)] = setting(
+        4, "plain TCP connections that one rollout fetches by at a time", unit="streams", resumable=True)
+    directory: str = setting(
+        "", "path, file:// or any URL that fsspec opens: each version is also written there, as safetensors, before it "
+        "is announced; the last weights.keep stay; empty = nowhere", resumable=True)
 
 
 class _Listening(Settings):

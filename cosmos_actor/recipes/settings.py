@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import model_validator
 from pydantic.fields import FieldInfo
 
 from cosmos_actor.actors.settings import Settings, setting
 from cosmos_actor.recipes.sections import (
+    NODE,
     BulkSection,
     BusSection,
     CriticSection,
@@ -28,6 +29,7 @@ from cosmos_actor.recipes.sections import (
     WeightsSection,
     field_notes,
 )
+from cosmos_actor.roles.engines import engine_disagreements
 from cosmos_actor.trainer.control_settings import ControlSettings
 
 
@@ -72,11 +74,14 @@ def disagreements(settings: RunSettings) -> Iterator[str]:
     """One line for each pair of settings that can not go together, naming both."""
     if settings.run.experience == "simulator":
         yield from _simulator_disagreements(settings)
+    else:
+        yield from engine_disagreements(settings)
     simulated = settings.run.experience == "simulator"
     name = "control.ppo" if simulated else "policy.grpo"
     kl = settings.control.ppo.kl_coefficient if simulated else settings.policy.grpo.kl_coefficient
     if kl > 0 and settings.reference.count == 0:
         yield f"{name}.kl_coefficient = {kl} needs reference.count >= 1, or 0 to do without a reference"
+    yield from _weights_disagreements(settings)
     fewest, groups = settings.limiter.min_groups, settings.data.prompts_per_step
     if fewest > groups:
         yield f"limiter.min_groups = {fewest} is over data.prompts_per_step = {groups}"
@@ -88,6 +93,27 @@ def disagreements(settings: RunSettings) -> Iterator[str]:
         yield f"supervisor.back_off_first_s = {first} is over supervisor.back_off_most_s = {most}"
 
 
+def _weights_disagreements(settings: RunSettings) -> Iterator[str]:
+    wanted = settings.weights
+    if wanted.transport == "directory" and not wanted.directory:
+        yield "weights.transport = \"directory\" needs weights.directory, where versions are written"
+    if wanted.delta == "always" and wanted.transport == "directory":
+        yield "weights.transport = \"directory\" always brings a version in full: weights.delta = \"auto\" or \"never\""
+    if wanted.delta == "always" and wanted.keep < 2:
+        yield (f"weights.delta = \"always\" compares with the version before, and weights.keep = {wanted.keep} frees it"
+               " first: 2 or more")
+    if wanted.transport != "nccl":
+        return
+    if settings.run.experience == "simulator":
+        yield "weights.transport = \"nccl\" is for language models: name another for run.experience = \"simulator\""
+    elif settings.run.placement == "colocated":
+        yield ("weights.transport = \"nccl\" reaches another GPU: it needs run.placement = \"disaggregated\"; on one"
+               " GPU weights come by shm")
+    for role in ("policy", "rollout"):
+        if getattr(settings, role).device == "cpu":
+            yield f"weights.transport = \"nccl\" needs a GPU at both ends, and {role}.device = \"cpu\""
+
+
 def _simulator_disagreements(settings: RunSettings) -> Iterator[str]:
     sim, steps = settings.sim, settings.sim.fragment_steps * settings.data.prompts_per_step
     if sim.count > 0 and not sim.kind:
@@ -95,6 +121,9 @@ def _simulator_disagreements(settings: RunSettings) -> Iterator[str]:
     if 0 < sim.count < settings.rollout.count:
         yield (f"sim.count = {sim.count} is under rollout.count = {settings.rollout.count}: a rollout without a "
                "simulator collects nothing; 0 for simulators that all come by `attach`")
+    if bool(sim.nodes) != any(NODE in word for word in sim.through):
+        yield ("sim.nodes and {node} in sim.through need each other: sim.through = [\"ssh\", \"{node}\"] with "
+               "sim.nodes = [\"node7\", \"node8\"]")
     if steps < settings.control.ppo.mini_batches:
         yield (f"data.prompts_per_step x sim.fragment_steps = {steps} is under control.ppo.mini_batches = "
                f"{settings.control.ppo.mini_batches}")
@@ -105,6 +134,8 @@ def _simulator_disagreements(settings: RunSettings) -> Iterator[str]:
         yield f"policy.sft_steps = {settings.policy.sft_steps} needs control.cloning.demonstrations, a folder of them"
     if settings.policy.ranks > 1:
         yield f"policy.ranks = {settings.policy.ranks}: a control policy is trained by one rank"
+    if settings.policy.lora.rank:
+        yield f"policy.lora.rank = {settings.policy.lora.rank}: a control policy is trained whole, without an adapter"
 
 
 def section_of(field: FieldInfo) -> type[Settings] | None:
@@ -120,7 +151,8 @@ def is_free_table(field: FieldInfo) -> bool:
 
 def accepts_text(field: FieldInfo) -> bool:
     """True for text, or text or nothing; not for a table or list of texts."""
-    return field.annotation is str or (str in get_args(field.annotation) and not is_free_table(field))
+    return field.annotation is str or (str in get_args(field.annotation) and get_origin(field.annotation) not in (
+        dict, tuple))
 
 
 def fields(model: type[Settings] = RunSettings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -19,6 +19,19 @@ EVENT_LIMIT_S = 45.0
 SLEEPER = "from cosmos_actor import death; death.install(); print('here', flush=True); import time; time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPER
 
+MEMORY = """
+from cosmos_actor import death; death.install()
+from multiprocessing import get_context, resource_tracker, shared_memory
+from cosmos_actor.roles.vllm_plugin.names import mark_names
+mark_names()
+made = shared_memory.SharedMemory(create=True, size=4096)
+held = get_context("spawn").Lock()
+lock = held._semlock.name
+resource_tracker.unregister(made._name, "shared_memory")  # it might live long enough to take the names away itself
+resource_tracker.unregister(lock, "semaphore")
+print("here", made.name, "sem." + lock[1:], flush=True); import time; time.sleep(600)
+"""
+
 
 def python(code: str, actor: str = "worker-0", *, interpreter: str = sys.executable, **fields: Any) -> ChildSpec:
     """A child that runs `code`. Test children find the package where the tests do."""

@@ -14,7 +14,7 @@ import pytest
 
 from cosmos_actor import death
 from cosmos_actor.actors.json_lines import read_json_lines
-from cosmos_actor.actors.keeper import belonging
+from cosmos_actor.actors.keeper import belonging, memory_prefix
 from tests.interpreters import find_python
 from tests.leaks import MARK
 from tests.waiting import eventually
@@ -36,6 +36,11 @@ def start_job(popen: Popen, folder: Path, *kinds: str) -> tuple[subprocess.Popen
 
 def all_gone() -> bool:
     return not belonging(MARK)
+
+
+def names(prefix: str) -> list[str]:
+    """Of shared memory and semaphores."""
+    return [name for name in os.listdir("/dev/shm") if prefix in name]
 
 
 def test_kill_9_of_the_supervisor_leaves_no_process(popen: Popen, tmp_path: Path) -> None:
@@ -65,6 +70,16 @@ def test_a_replaced_keeper_knows_the_children_that_were_there_before_it(popen: P
                       "the replacement of the keeper")
     job.kill()
     job.wait(PROMISED_S)
+    assert eventually(all_gone, "the end of every process", within_s=PROMISED_S)
+
+
+def test_shared_memory_that_a_child_had_made_goes_with_the_supervisor(popen: Popen, tmp_path: Path) -> None:
+    job, keeper = start_job(popen, tmp_path, "memory")
+    prefix = memory_prefix(death.describe(job.pid, "")).rstrip("-")
+    assert len(names(prefix)) == 2
+    job.kill()
+    job.wait(PROMISED_S)
+    assert eventually(lambda: not names(prefix), "the end of the names in /dev/shm", within_s=PROMISED_S)
     assert eventually(all_gone, "the end of every process", within_s=PROMISED_S)
 
 

@@ -21,7 +21,7 @@ def test_an_older_one_is_told_what_it_may_use() -> None:
     with pytest.raises(PythonTooOld) as caught:
         need("cosmos_actor.actors", (3, 9, 18))
     assert str(caught.value) == ("cosmos_actor.actors needs Python 3.10 or newer, this is 3.9; "
-                                 "bus and simulator_bridge run here")
+                                 "bus, simulator_bridge and the commands `attach` and `sim` run here")
 
 
 def test_on_a_real_python_3_8_each_part_says_so_in_its_last_line() -> None:

@@ -19,7 +19,8 @@ from cosmos_actor.actors import stacks
 stacks.install(pathlib.Path(sys.argv[1]))
 def hold_the_lock():
     print("here", flush=True)
-    ctypes.PyDLL(None).usleep(60_000_000)
+    while True:  # a signal ends a usleep early
+        ctypes.PyDLL(None).usleep(60_000_000)
 hold_the_lock()
 """
 

@@ -16,9 +16,9 @@ from cosmos_actor.actors.child_spec import ChildSpec
 from cosmos_actor.actors.decisions import EndKind
 from cosmos_actor.actors.errors import JobFailed, NotFound
 from cosmos_actor.actors.json_lines import read_json_lines
-from cosmos_actor.actors.keeper import belonging
+from cosmos_actor.actors.keeper import belonging, memory_prefix
 from cosmos_actor.actors.restart_policy import Restart, RestartLimits
-from tests.actors.supervised import SLEEPER, STUBBORN, Job, python
+from tests.actors.supervised import MEMORY, SLEEPER, STUBBORN, Job, python
 from tests.interpreters import require_python
 from tests.leaks import MARK
 
@@ -160,6 +160,23 @@ def test_what_a_killed_child_had_started_is_gone_before_it_starts_again(tmp_path
     run(test)
 
 
+def test_shared_memory_that_a_killed_child_had_made_is_gone_before_it_starts_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Job(tmp_path, python(MEMORY)) as job:
+            made = set((await job.logged("worker-0", "\n")).split()[1:])
+            first = job.of("started")[0]
+            prefix = memory_prefix(job.supervisor._pipe.supervisor, first["incarnation"])
+            assert len(made) == 2 and all(prefix in name for name in made) and made <= set(os.listdir("/dev/shm"))
+            os.kill(first["pid"], signal.SIGKILL)
+            await job.event("started", count=2)
+            assert not made & set(os.listdir("/dev/shm"))
+            made = set((await job.logged("worker-0", "\n", life=2)).split()[1:])
+            assert made <= set(os.listdir("/dev/shm"))
+        assert not made & set(os.listdir("/dev/shm")), "an orderly stop takes it away too"
+
+    run(test)
+
+
 # ---- order and stop
 
 
@@ -233,6 +250,33 @@ def test_each_life_has_its_own_log_and_standard_input_is_empty(tmp_path: Path) -
         assert [log.read_text() for log in job.directory.logs_of("reward-0")] == [
             f"life {event['incarnation']} '' from the spec\n" for event in (first, second)]
         assert job.directory.log("reward-0", first["incarnation"]).parent == job.directory.logs / "reward-0"
+
+    run(test)
+
+
+HELD = "import sys; print(sys.stdin.readline(), end='', flush=True); sys.stdin.read(); print('it is over', flush=True)"
+
+
+def test_standard_input_that_is_held_open_ends_when_the_child_is_to_stop(tmp_path: Path) -> None:
+    """A launcher's child elsewhere hears of nothing else: a SIGTERM would only end the launcher."""
+
+    async def test() -> None:
+        spec = python(HELD, "simulator-0", stdin=lambda incarnation: f"you are {incarnation}\n".encode())
+        async with Job(tmp_path, spec) as job:
+            started = await job.event("started")
+            await job.logged("simulator-0", f"you are {started['incarnation']}\n")
+            job.supervisor.remove("simulator-0")
+            assert (await job.event("exited"))["exit_code"] == 0
+            assert "it is over" in await job.logged("simulator-0", "\n")
+
+    run(test)
+
+
+def test_what_does_not_fit_into_a_pipe_is_no_standard_input(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Job(tmp_path, python(HELD, stdin=lambda incarnation: bytes(1 << 20))) as job:
+            with pytest.raises(JobFailed, match="could not start: Argument list too long: standard input"):
+                await job.supervisor.until_ready()
 
     run(test)
 

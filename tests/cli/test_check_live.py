@@ -181,7 +181,7 @@ def test_an_edge_that_is_down_is_named_and_the_exit_code_says_so(cli: Cli, here:
 
 def test_a_run_that_is_not_up_has_no_edges(cli: Cli, here: Path) -> None:
     make_run(here / "run", metrics=[])
-    assert "is not running, so it has no edges" in cli("check", "--live", "run").error
+    assert "is not running, so nobody can be asked" in cli("check", "--live", "run").error
     assert "there is no run `nothing`" in cli("check", "--live", "nothing").error
 
 

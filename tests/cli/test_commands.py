@@ -17,7 +17,8 @@ from tests.cli.conftest import Cli
 from tests.cli.sample_run import make_run
 
 COMMANDS = [
-    "up", "start", "attach", "sim", "check", "doctor", "status", "why", "dead-letters", "stop", "logs", "version",
+    "up", "start", "attach", "sim", "check", "doctor", "status", "why", "weights", "dead-letters", "stop", "logs",
+    "version",
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from cosmos_actor.cli.progress import Follower, Progress, panel, plain_line, sparkline
@@ -63,6 +64,17 @@ def test_a_step_in_one_line() -> None:
     assert plain_line(record, view, 10) == (
         "step 7/10 grpo · reward 0.500 · loss 0.010 · tokens/s 1234 · staleness 1 · weights 7 · actors 7 · "
         "restarts 1 · left 0:06")
+
+
+@pytest.mark.parametrize(("found", "line"), [
+    ({"eval/accuracy": 0.5, "eval/problems": 200}, "accuracy 0.500 on held-out problems"),
+    ({"eval/episodes": 4.0, "eval/errors": 0.0, "eval/return": 39.25, "eval/length": 39.25}, "return 39.2 · trials 4"),
+    ({"eval/episodes": 7.0, "eval/errors": 1.0, "eval/return": 0.5, "eval/accuracy": 0.25},
+     "return 0.5 · success 0.250 · trials 7 · errors 1"),
+    ({"eval/episodes": 0.0, "eval/errors": 8.0}, "trials 0 · errors 8"),
+])
+def test_an_evaluation_in_one_line(found: dict[str, float], line: str) -> None:
+    assert plain_line({"step": 7, "phase": "eval", **found}, RunView(), 10) == "step 7/10 evaluation: " + line
 
 
 def test_steps_of_before_a_rewind_are_not_printed_again(tmp_path: Path) -> None:

@@ -136,3 +136,11 @@ def test_a_simulator_that_comes_by_hand_is_an_actor_and_one_that_is_back_is_not_
     ours, bench = view.actors["simulator-0"], view.actors["bench"]
     assert (ours.stuck, ours.state, bench.state, bench.interpreter) == ("", "starting", "exited", "Python 3.8.18")
     assert set(view.actors) == {"simulator-0", "bench"}
+
+
+def test_what_a_sink_misses_is_a_line_for_a_person() -> None:
+    assert RunView().add_events([
+        {"event": "sink_trouble", "sink": "my_lab:returns", "reason": "failed", "text": "it can not be made: OSError"},
+        {"event": "sink_lost", "sink": "my_lab:returns", "text": "of 5 episodes it did not get: 5 failed", "failed": 5},
+    ]) == ["sink my_lab:returns: it can not be made: OSError",
+           "sink my_lab:returns: of 5 episodes it did not get: 5 failed"]

@@ -24,6 +24,7 @@ from cosmos_actor.simulator_bridge.contract import (
 from cosmos_actor.simulator_bridge.slots import EachSlot
 
 NEAR = 0.06
+LEAKED: list[np.ndarray] = []
 
 
 class Reach(Environment):
@@ -61,6 +62,8 @@ class Reach(Environment):
             os._exit(9)
         if self.fault == "hang":
             time.sleep(3600)
+        if self.fault == "leak":
+            LEAKED.append(np.ones(50 << 17))  # 50 MiB
 
 
 class ReachSimulator(Simulator):

@@ -77,7 +77,7 @@ class Played:
                 await gates["rollout"].pass_through()
                 groups = [make_group(group_id=task.group_id, attempt=task.attempt, version=request.version_dispatch)
                           for task in request.tasks]
-                return Generation(groups, 0.1, 1)
+                return Generation(groups, 0.1, 1, {})
 
         class Reward(Role):
             @handles(ScoreRequest, concurrency=4)
@@ -129,6 +129,7 @@ class SmallJob:
         clock = SystemClock()
         job = Job(settings, bus=self.cluster.bus, fleet=self.cluster.fleet, driver=self._driver, clock=clock,
                   paths=paths, ledger=Ledger(paths.ledger), journal=Journal(paths.metrics, clock))
+        job.weights.vouch = lambda made: None  # nothing is published here
         await self.cluster.open()
         for name, role in played.roles().items():
             await self.cluster.add(f"{name}-0", role)

@@ -18,7 +18,7 @@ HOUR_S = 3600
 PATIENT = [f"{name}=900" for name in ("bus.lost_after_s", "supervisor.heartbeat_s", "supervisor.stuck_s",
                                       "supervisor.no_progress_s")]
 """Less than an hour by far, and more than any busy machine needs: what fires is the step's fault."""
-HARMLESS = {"started", "ready", "exited", "stopping", "ended"}
+HARMLESS = {"started", "ready", "weights_taken", "exited", "stopping", "ended"}
 
 
 class WallClock:

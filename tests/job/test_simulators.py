@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -235,18 +236,31 @@ def test_a_stop_does_not_wait_for_simulators_that_are_not_there(run, attach):
     assert "no actor of role simulator answers" in run.events("stopping")[-1]["reason"]
 
 
-@pytest.mark.parametrize(("fault", "kind", "text"), [
-    ("raise", "step", "the arm is out of reach"), ("ask", "step", "EOF"), ("nan", "not_finite", "state"),
-    ("shape", "shape", "state"), ("exit", "lost", "is gone"), ("hang", "lost", "is gone")])
-def test_a_fault_is_one_line_with_its_kind_and_never_a_reward(run, fault, kind, text):
+def test_one_that_leaks_says_so_in_one_line_and_is_started_anew(run):
+    run.finish(sets=["sim.kind=python:tests.job.reach:make:leak", "sim.max_memory_mb=400", "sim.count=2", "sim.envs=2",
+                     "supervisor.intensity=100", "supervisor.back_off_first_s=0.1", "supervisor.back_off_most_s=0.2",
+                     "run.steps=20"])
+    run.check_books(20)
+    left = [event for event in run.events("exited") if event["actor"].startswith("simulator-")]
+    gone = [event["text"] for event in run.events("simulator_gone") if "--max-memory-mb" in event["text"]]
+    assert gone and all("(sim.max_memory_mb) is 400" in text and "\n" not in text for text in gone)
+    assert len([event for event in left if event["exit_code"] == 3]) >= len(gone)
+    assert run.events("simulator_failed") == []  # it leaves between two steps: what it had is begun anew elsewhere
+
+
+@pytest.mark.parametrize(("fault", "kinds", "text"), [
+    ("raise", {"step"}, "the arm is out of reach"), ("ask", {"step"}, "EOF"), ("nan", {"not_finite"}, "state"),
+    ("shape", {"shape"}, "state"), ("exit", {"lost"}, "is gone"),
+    ("hang", {"lost", "hang"}, r"is gone|has not answered")])  # in a step that was announced as slow it hangs
+def test_a_fault_is_one_line_with_its_kind_and_never_a_reward(run, fault, kinds, text):
     run.finish(sets=[f"sim.kind=python:tests.job.reach:make:{fault}", "sim.silent_s=2", "sim.count=2", "sim.envs=2",
                      "supervisor.intensity=100", "supervisor.back_off_first_s=0.1", "supervisor.back_off_most_s=0.2",
                      "sim.attempts=5", "run.steps=6", "sim.step_s=4", "sim.reset_s=4"])
     run.check_books(6)
     failures = run.events("simulator_failed")
-    assert failures and {failure["kind"] for failure in failures} == {kind}
+    assert failures and {failure["kind"] for failure in failures} <= kinds
     for failure in failures:
-        assert text in failure["text"] and "simulator-" in failure["simulator"] and "\n" not in failure["text"]
+        assert re.search(text, failure["text"]) and "simulator-" in failure["simulator"] and "\n" not in failure["text"]
 
 
 def test_what_it_prints_disturbs_nobody(run, undisturbed):

@@ -51,6 +51,15 @@ def test_arrays_by_reference_give_the_same_losses(run, uninterrupted):
     assert run.losses() == uninterrupted.losses()
 
 
+@pytest.mark.parametrize("way", ["stream", "directory"])
+def test_whichever_way_weights_travel_the_losses_are_the_same(run, uninterrupted, way):
+    run.finish(sets=[f"weights.transport={way}", "weights.protection=trusted", "weights.fan_out=never",
+                     *([f"weights.directory={run.directory}/versions"] if way == "directory" else [])])
+    assert run.losses() == uninterrupted.losses()
+    said = [path.read_text() for path in (run.directory / "logs" / "rollout-0").iterdir()]
+    assert any(f"weights come by {way}: " in text for text in said)
+
+
 @pytest.mark.parametrize("faults", [
     "drop=0.01,dup=0.01,delay=50ms,partition=rollout:5s@8s",
     "drop=0.05,dup=0.05,reorder=0.05,corrupt=0.01,partition=policy:2s@9s",

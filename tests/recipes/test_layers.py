@@ -29,6 +29,7 @@ MISTAKES = [
     ("run.placement=foo", BadValue, "expected 'colocated' or 'disaggregated'"),
     ("rollout=3", BadValue, "setting `rollout` = 3: expected a table of settings"),
     ("rollout.env.A=3", BadValue, "setting `rollout.env.A` = 3: expected text"),
+    ("policy.lora.targets=[]", BadValue, "setting `policy.lora.targets` = []: expected a list of 1 or more (from"),
     ("rollout.stop_ids=[\"a\"]", BadValue, "setting `rollout.stop_ids` = \"a\": expected a whole number"),
     ("data.reasoning_gym.config.a=[1]", BadValue, "expected true or false or a whole number or a number or text"),
     ("policy.optimizer.learning_rate=nan", BadValue, "expected a finite number"),

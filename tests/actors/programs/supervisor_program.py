@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from cosmos_actor.actors.child_spec import ChildSpec
-from tests.actors.supervised import SLEEPER, STUBBORN, Job, python
+from tests.actors.supervised import MEMORY, SLEEPER, STUBBORN, Job, python
 
 LEAVE = """
 from cosmos_actor import death; death.install()
@@ -26,6 +26,7 @@ CODE = {
     "leave": LEAVE,  # has children in other sessions, one of them an orphan
     "deep": DEEP,  # only its child knows of death, and has another parent than the supervisor
     "bare": "print('here', flush=True); import time; time.sleep(600)",  # has never heard of death
+    "memory": MEMORY,  # has made shared memory as vLLM does while it starts
     "old": SLEEPER,  # on Python 3.8
 }
 

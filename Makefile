@@ -17,7 +17,7 @@ PYTEST = $(TEST_ENV) $(VENV)/bin/python -m pytest
 ARGS ?=
 RECIPE ?= grpo-arithmetic
 
-.PHONY: help demo test lint heavy bench soak clean
+.PHONY: help demo test lint heavy heavy-components heavy-rest bench soak clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name text; do \
@@ -33,8 +33,14 @@ lint: $(VENV)/.stamp-dev  ## ruff everywhere, mypy --strict on bus/
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
-heavy: $(VENV)/.stamp-dev  ## The suites with real components: CPython 3.8, the installed wheel, kill -9 of everything
-	$(PYTEST) -m '(slow or heavy) and not gpu' $(ARGS)
+heavy: heavy-components heavy-rest  ## The suites with real components: vLLM, LIBERO, CPython 3.8, the installed wheel, kill -9 of everything
+
+# Each with an environment of its own and no tight deadline: two at a time.
+heavy-components: $(VENV)/.stamp-dev
+	$(PYTEST) -m 'xdist_group and not gpu' -n 2 --dist loadgroup $(ARGS)
+
+heavy-rest: $(VENV)/.stamp-dev
+	$(PYTEST) -m '(slow or heavy) and not gpu and not xdist_group' $(ARGS)
 
 # Ray lives in an environment of its own: nothing of the project may depend on it.
 bench: $(VENV)/.stamp-dev $(VENV)-ray/.stamp  ## The bus and the bulk plane against raw pyzmq, Ray and memcpy in one run
@@ -42,10 +48,11 @@ bench: $(VENV)/.stamp-dev $(VENV)-ray/.stamp  ## The bus and the bulk plane agai
 	$(VENV)/bin/python benchmarks/bulk.py
 	$(VENV)/bin/python benchmarks/control.py
 
-soak: $(VENV)/.stamp-dev  ## A million messages whose waits end too soon, on both event loops; then 100,000 broken inputs of each decoder, 200 kills
+soak: $(VENV)/.stamp-dev  ## A million messages whose waits end too soon, on both event loops; then 100,000 broken inputs of each decoder, 200 kills, 100 more in the midst of weights
 	$(VENV)/bin/python benchmarks/soak.py
 	$(VENV)/bin/python -m tests.fuzz --examples 100000
 	$(TEST_ENV) $(VENV)/bin/python -m tests.kills --kills 200
+	$(TEST_ENV) $(VENV)/bin/python -m tests.weight_plane.fan_out --points 100
 
 $(VENV)-ray/.stamp: $(VENV)/bin/python constraints-ray.txt
 	$(VENV)/bin/python -m venv $(VENV)-ray
@@ -71,8 +78,17 @@ $(VENV)-sims-%/.stamp: constraints-sims-%.txt
 	echo "$(CURDIR)" > "$$($(VENV)-sims-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cosmos-actor.pth"
 	touch $@
 
+# vLLM, the rollout engine, brings a hundred packages of its own. As LIBERO's; all pins, none resolved.
+VLLM_PYTHON ?= $(shell command -v python3.11)
+$(VENV)-vllm/.stamp: constraints-vllm.txt
+	@test -n "$(VLLM_PYTHON)" || { echo "make: vLLM needs Python 3.11; name one with make VLLM_PYTHON=…" >&2; exit 1; }
+	$(VLLM_PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	echo "$(CURDIR)" > "$$($(VENV)-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cosmos-actor.pth"
+	touch $@
+
 clean:  ## Remove the virtual environment and everything built (not runs/)
-	rm -rf $(VENV) $(VENV)-ray $(VENV)-libero $(VENV)-sims-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-libero $(VENV)-vllm $(VENV)-sims-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

@@ -16,7 +16,7 @@ from tests.interpreters import find_python, require_python
 from tests.project.conftest import clean_environment
 from tests.project.source import ROOT
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1900), pytest.mark.xdist_group("simulators")]
 INSTALL_S, RUN_S = 900, 900
 PICTURES = "libosmesa6 libegl1 libgl1 libgles2 libegl-mesa0 libgl1-mesa-dri libgbm1"
 CONFORMANCE = """

@@ -54,6 +54,13 @@ CALLED = {
     "cosmos_actor.actors.role:handles": "handles(message_type, *, concurrency)",
     "cosmos_actor.actors.role:follows": "follows(topic)",
     "cosmos_actor.recipes.resolve:resolve": "resolve(recipe, flags)",
+    "cosmos_actor.roles.collector:Collector": """
+        __init__(gateway, acting, leases, source, noise, limits, clock, tell, prefix, told)
+        collect(tasks)
+        interrupt()
+        statistics()
+        """,
+    "cosmos_actor.roles.unit_source:in_turn": "in_turn(tasks, seed)",
     "cosmos_actor.simulator_bridge.conformance:run": "run(simulator, *, name, envs, steps, begin, end)",
     "cosmos_actor.trainer.policy:PolicyTrainer": """
         sft_step(batch)
@@ -67,34 +74,39 @@ CALLED = {
 """What is called from outside, with the names of its parameters."""
 
 IMPLEMENTED = {
-    "cosmos_actor.actors.role:Role": "close followers handlers name setup setup_after stateful weights_held",
+    "cosmos_actor.actors.role:Role":
+        "close followers handlers name setup setup_after stateful weights_held weights_proof",
     "cosmos_actor.actors.context:Context": "busy busy_label compute progress rng tick waiting",
     "cosmos_actor.actors.handle:Handle": "cancel done resolve value",
-    "cosmos_actor.roles.engine:RolloutEngine": "generate held load_weights statistics",
+    "cosmos_actor.roles.driver:Driver": "collect interrupt statistics",
+    "cosmos_actor.roles.engine:RolloutEngine": "begin drop held in_flight load_weights read_back statistics step",
     "cosmos_actor.roles.task:Task": "answer problem reward",
     "cosmos_actor.simulator_bridge.contract:Environment": "close expert observe reset step success",
     "cosmos_actor.simulator_bridge.contract:SimSession": "close expert observe reset step",
     "cosmos_actor.simulator_bridge.contract:Simulator": "describe embodiment open seeds_may_be_alike",
     "cosmos_actor.roles.tokenizer:Tokenizer": "decode encode encode_answer encode_prompt pad_id stop_ids vocab_size",
-    "cosmos_actor.weight_plane.version:Version": "epoch ordinal require_newer_than run_id step",
-    "cosmos_actor.weight_plane.manifest:Manifest": "buckets check digest nbytes tensors version",
+    "cosmos_actor.weight_plane.version:Version": "epoch ordinal require_newer_than require_run run_id step",
+    "cosmos_actor.weight_plane.manifest:Manifest": (
+        "buckets check delta_bytes deltas digest nbytes tensors version why_whole"),
 }
 """Extension points: every public member of them."""
 
 MESSAGES = """
     action_spec/1 actor_status/1 announce/1 array_spec/1 ask_links/1 ask_mute/1 ask_settings/1 ask_time/1
+    ask_weights/1 not_published/1 mend_request/2 mended/1 snapshotted/1 weights_alarm/2 weights_proof/1
+    bucket_source/1 bucket_taken/1 bucket_wanted/1 buckets_dropped/1
     bulk_ref/1 bulk_returned/1 clone_request/1 collect_request/1 collect_task/1 column/1
     cosmos_actor.introduction/1 demonstration/1 demonstrations/1 demonstrations_request/1 describe_request/1
-    dump_stacks/1 evaluate_request/1 evaluated/2 fragment/1 generate_task/1 generation/1 generation_request/1
+    dump_stacks/1 evaluate_request/1 evaluated/2 fragment/1 generate_task/1 generation/2 generation_request/1
     group_batch/2 heard/1 job_finished/1 judge_request/1 judged/1 kill_order/1 leaving/1 link_report/1
     links_report/1 member/1 membership/1 mute_role/1 prepare_request/1 prepared/1 processes/1
-    publish_reference_request/1 publish_request/1 published/1 put_reply/1 put_request/1 reference_request/1
+    publish_reference_request/1 publish_request/2 published/1 put_reply/1 put_request/1 reference_request/1
     restore_request/1 restored/1 run_settings/1 sample/1 sample_request/1 save_request/1 saved/1 score_request/1
     scores/1 sft_request/1 shown/1 shown_request/1 sim_assignment/1 sim_attach/2 sim_attached/3 sim_detach/1
     sim_reset/1 sim_slot_failure/1 sim_step/1 sim_stepped/1 simulator_description/1 simulator_event/1
     stacks_dumped/1 stop_actor/1 task_spec/1 tasks/1 tasks_request/1 time_reply/1 trajectory_group/1
-    update_reply/1 update_request/1 warning/1 weight_manifest/1 weight_tensor/1 weight_version/1
-    weights_report/1 work_unit/1
+    update_reply/1 update_request/1 warning/1 weight_delta/1 weight_manifest/2 weight_tensor/1 weight_version/1
+    weights_report/2 work_unit/1
 """
 """name/version of everything that travels."""
 
@@ -108,6 +120,7 @@ COMMANDS = {
     "doctor": "--json --key --name --role --run address",
     "status": "--json run",
     "why": "--json run",
+    "weights": "--deadline --json run what",
     "dead-letters": "--json --show run",
     "stop": "--deadline --json --now run",
     "logs": "--follow --incarnation --lines -f -n words",

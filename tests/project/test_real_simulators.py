@@ -30,7 +30,7 @@ from tests.project.test_libero import PICTURES
 from tests.simulator_bridge.driver import assigned, make_keys
 from tests.simulator_bridge.driving import attached, by_lane, driving
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900), pytest.mark.xdist_group("simulators")]
 INSTALL_S, RUN_S = 800, 400
 ENVIRONMENTS = {"gymnasium": "", "robotics": "", "metaworld": "3.10"}
 """Of `make .venv-sims-NAME/.stamp`: which Python; empty: this one."""

@@ -17,9 +17,8 @@ from tests.project.conftest import clean_environment, run
 from tests.project.source import PACKAGE
 
 CORE = {"pyzmq", "msgpack", "numpy"}
-EXTRAS = {"cli", "train", "vllm", "sim", "record", "all", "dev"}
+EXTRAS = {"files", "cli", "train", "vllm", "sim", "record", "all", "dev"}
 LONGEST_TEST_S = 600
-LARGEST_SIMULATORS_SIDE_BYTES = 300_000
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +37,6 @@ def test_every_module_and_every_data_file_is_in(names: set[str]) -> None:
     missing = {str(path.relative_to(PACKAGE.parent)) for path in wanted} - names
     assert missing == set()
     assert {"cosmos_actor/py.typed", "cosmos_actor/recipes/grpo-arithmetic.toml"} <= names
-
-
-def test_what_a_simulator_needs_of_it_is_small(wheel: Path) -> None:
-    parts = ("__init__.py", "bus/", "death.py", "python_versions.py", "simulator_bridge/")
-    needed = [item for item in zipfile.ZipFile(wheel).infolist()
-              if item.filename.partition("/")[2].startswith(parts) and item.filename.startswith("cosmos_actor/")]
-    assert sum(item.compress_size for item in needed) < LARGEST_SIMULATORS_SIDE_BYTES
 
 
 def test_nothing_else_is_in(names: set[str]) -> None:

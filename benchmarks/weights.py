@@ -1,87 +1,423 @@
-"""What a version of the weights costs: candidate digests alone, then publish, pull and swap of a model on one host.
+"""What a version of the weights costs on each transport, beside the ceiling of its wire, measured in the same run.
 
-    python benchmarks/weights.py [--mib 256]
+    python benchmarks/weights.py [--model tiny|0.6b|8b] [--json FILE] [--only shm,tcp,...] [--digests]
+
+    shm        put and fetch + copy out, against memcpy               (one copy each; one host)
+    tcp        fetch by raw streams, plain and with keyed digests, against as many bare TCP connections
+    zmq        fetch by the bulk plane's streams, plain and with CURVE, against bare ZeroMQ
+    gloo       fetch by a group of two, against torch.distributed.broadcast
+    directory  write and read with digests, against bare files of the same bytes
+    whole      publish and pull as a job does them, digests and all, against the digest alone
+    gpu        where there are any: device copy, pinned copies, and NCCL to the second GPU against its bare broadcast
+
+Random weights in the shapes of Qwen3. Best of the rounds, in which a ceiling and what is held against it take turns;
+GB are 10^9 bytes. What is between two processes runs over the loopback or the shared memory of this host, so on few
+cores both ends share what on two hosts each has for itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import hashlib
+import json
 import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import zmq
+from weights_peer import PIECE_BYTES, QWEN3, a_model, shapes
 
+from cosmos_actor.bus import Identity, KeyRing, decode, make_run_keys, new_incarnation
 from cosmos_actor.bus.bulk.reader import BulkReader
 from cosmos_actor.bus.bulk.settings import MIB, BulkSettings
 from cosmos_actor.bus.bulk.store import BulkStore
-from cosmos_actor.bus.identity import Identity, new_incarnation
-from cosmos_actor.weight_plane.digest import weights_digest
-from cosmos_actor.weight_plane.publisher import WeightPublisher
+from cosmos_actor.bus.bulk.streams import StreamClient
+from cosmos_actor.weight_plane.digest import raw, weights_digest
+from cosmos_actor.weight_plane.manifest import Manifest
+from cosmos_actor.weight_plane.publisher import BUCKET_BYTES, WeightPublisher
 from cosmos_actor.weight_plane.subscriber import WeightSubscriber
+from cosmos_actor.weight_plane.transports.directory import VersionDirectory
+from cosmos_actor.weight_plane.transports.raw_client import RawClient
 from cosmos_actor.weight_plane.version import Version
 
 CANDIDATES = ("sha256", "blake2b", "blake2s", "sha1", "sha3_256")
-ROUNDS = 5
+STREAMS = (1, 2, 4)
+DEADLINE_S = 600.0
+PEER = Path(__file__).with_name("weights_peer.py")
 
 
-def best_of(action: Callable[[], object]) -> float:
-    """Seconds of the quickest round."""
-    took = []
-    for _ in range(ROUNDS):
-        begun = time.perf_counter()
-        action()
-        took.append(time.perf_counter() - begun)
-    return min(took)
+@dataclass
+class Row:
+    """One measurement; `share` is of the ceiling above it in the table."""
+
+    way: str
+    what: str
+    nbytes: int
+    seconds: float
+    share: float | None = None
+
+    @property
+    def gb_s(self) -> float:
+        return self.nbytes / self.seconds / 1e9
 
 
-def candidate_rates(nbytes: int) -> None:
-    data = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
-    for name in CANDIDATES:
-        seconds = best_of(lambda name=name: hashlib.new(name, data).digest())
-        print(f"{name:10} {nbytes / seconds / 2**30:6.2f} GiB/s on one core")
+class Table:
+    """What was measured so far, printed as it comes."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rows: list[Row] = []
+        self._rounds = rounds
+
+    def best(self, *actions: Callable[[], object]) -> list[float]:
+        """Seconds of each one's quickest round, after one that warms up. They take turns, so that other load on the
+        machine meets all of them."""
+        took: list[list[float]] = [[] for _ in actions]
+        for _ in range(self._rounds + 1):
+            for times, action in zip(took, actions, strict=True):
+                begun = time.perf_counter()
+                action()
+                times.append(time.perf_counter() - begun)
+        return [min(times[1:]) for times in took]
+
+    def add(self, way: str, what: str, nbytes: int, seconds: float, ceiling: Row | None = None) -> Row:
+        row = Row(way, what, nbytes, seconds)
+        row.share = None if ceiling is None else row.gb_s / ceiling.gb_s
+        self.rows.append(row)
+        share = "ceiling" if ceiling is None else f"{row.share:6.2f}"
+        print(f"{way:10} {what:44} {seconds * 1e3:10.1f} ms {row.gb_s:8.2f} GB/s {share:>8}", flush=True)
+        return row
+
+    def against(self, way: str, nbytes: int, ceiling: tuple[str, Callable[[], object]],
+                *others: tuple[str, Callable[[], object]]) -> Row:
+        """The ceiling, which is returned, and each of the others beside it."""
+        seconds = self.best(ceiling[1], *(action for _, action in others))
+        top = self.add(way, ceiling[0], nbytes, seconds[0])
+        for (what, _), took in zip(others, seconds[1:], strict=True):
+            self.add(way, what, nbytes, took, top)
+        return top
 
 
-def a_model(nbytes: int) -> dict[str, np.ndarray]:
-    """Tensors of 4 MiB and their norms, as a decoder has them."""
-    rng = np.random.default_rng(0)
-    model = {f"layers.{n}.weight": rng.random((1024, 1024), np.float32) for n in range(max(1, nbytes // (4 * MIB)))}
-    return {**model, **{f"{name}.norm": np.ones(1024, np.float32) for name in model}}
+@contextmanager
+def peer(*words: object) -> Iterator[Any]:
+    """The other process; gives what it said about where it is."""
+    process = subprocess.Popen([sys.executable, str(PEER), *map(str, words)], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        if not said:
+            raise SystemExit(f"{' '.join(map(str, words))} ended with {process.wait()}")
+        yield json.loads(said)
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
-def version_times(nbytes: int) -> None:
-    model = a_model(nbytes)
-    size = sum(array.nbytes for array in model.values())
-    store = BulkStore(Identity("run", "policy", "policy-0", new_incarnation()), BulkSettings(budget_bytes=3 * size))
-    publisher, reader = WeightPublisher(store), BulkReader()
-    subscriber = WeightSubscriber(reader, "run")
-    steps = iter(range(ROUNDS * 2))
-    publish = best_of(lambda: publisher.publish(Version("run", 0, next(steps)), model))
+def elsewhere(said: dict[str, Any], address: str = "") -> Manifest:
+    """The published manifest as another host sees it."""
+    manifest = decode(base64.b64decode(said["manifest"]), [])
+    return replace(manifest, buckets=[replace(ref, host_id="another", address=address or ref.address)
+                                      for ref in manifest.buckets])
 
-    def pull() -> None:
-        manifest = publisher.publish(Version("run", 0, next(steps)), model)
-        begun = time.perf_counter()
-        asyncio.run(subscriber.pull(manifest, 60.0))
-        took.append(time.perf_counter() - begun)
 
-    took: list[float] = []
-    best_of(pull)
-    digest = best_of(lambda: weights_digest(model))
-    for name, seconds in (("publish", publish), ("pull", min(took)), ("digest", digest)):
-        print(f"{name:10} {seconds * 1e3:8.1f} ms  {size / seconds / 2**30:6.2f} GiB/s  ({size / MIB:.0f} MiB)")
+def fetch_all(reader: Any, manifest: Manifest, at_once: int = 4) -> None:
+    """Every bucket, `at_once` at a time as a subscriber does it."""
+
+    async def run() -> None:
+        turns = asyncio.Semaphore(at_once)
+
+        async def one(ref: Any) -> None:
+            async with turns:
+                await reader.fetch(ref, deadline_s=DEADLINE_S)
+
+        await asyncio.gather(*(one(ref) for ref in manifest.buckets))
+
+    asyncio.run(run())
+
+
+# -- one host's memory ----------------------------------------------------------------------------------------------
+
+
+def shm(table: Table, model: str) -> None:
+    weights = a_model(model)
+    nbytes = sum(array.nbytes for array in weights.values())
+    flat = np.resize(raw(next(iter(weights.values()))), nbytes)
+    target = np.ones_like(flat)
+    store = BulkStore(Identity("benchmark", "policy", "policy-0", new_incarnation()),
+                      BulkSettings(budget_bytes=nbytes + 64 * MIB))
+    reader = BulkReader()
+    parts = [flat[at:at + BUCKET_BYTES] for at in range(0, nbytes, BUCKET_BYTES)]
+    kept: list[Any] = []
+
+    def put() -> None:
+        while kept:
+            store.release(kept.pop(), "holder")
+        kept.extend(store.try_put(part, holder="holder") for part in parts)
+
+    def fetch() -> None:
+        async def run() -> None:
+            for number, ref in enumerate(kept):
+                found = await reader.fetch(ref, deadline_s=DEADLINE_S)
+                np.copyto(target[number * BUCKET_BYTES:][: len(found)], found)
+
+        asyncio.run(run())
+
+    table.against("shm", nbytes, ("memcpy, one thread", lambda: np.copyto(target, flat)), ("put", put),
+                  ("fetch and copy out", fetch))
     reader.close()
     store.close()
 
 
+def whole(table: Table, model: str) -> None:
+    weights = a_model(model)
+    nbytes = sum(array.nbytes for array in weights.values())
+    store = BulkStore(Identity("benchmark", "policy", "policy-0", new_incarnation()),
+                      BulkSettings(budget_bytes=3 * nbytes + 64 * MIB))
+    publisher, reader = WeightPublisher(store), BulkReader()
+    subscriber = WeightSubscriber(reader, "benchmark")
+    steps = iter(range(1000))
+    published: list[Manifest] = []
+    table.against(
+        "whole", nbytes, ("digest alone", lambda: weights_digest(weights)),
+        ("publish", lambda: published.append(publisher.publish(Version("benchmark", 0, next(steps)), weights))),
+        ("pull, by shm", lambda: asyncio.run(subscriber.pull(published[-1], DEADLINE_S))))
+    reader.close()
+    store.close()
+
+
+# -- streams --------------------------------------------------------------------------------------------------------
+
+
+def bare_tcp(port: int, nbytes: int, streams: int) -> Callable[[], None]:
+    """Receives as many bytes over as many connections, a thread each."""
+    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
+    target = np.zeros(nbytes, np.uint8)
+    parts = [part.data for part in np.array_split(target, streams)]
+
+    def receive(connection: socket.socket, part: memoryview) -> None:
+        connection.sendall(len(part).to_bytes(8, "little"))
+        at = 0
+        while at < len(part):
+            at += connection.recv_into(part[at:at + PIECE_BYTES], 0, socket.MSG_WAITALL)
+
+    def run() -> None:
+        threads = [threading.Thread(target=receive, args=pair) for pair in zip(connections, parts, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return run
+
+
+def tcp(table: Table, model: str) -> None:
+    with peer("publish", "--model", model) as said, peer("tcp") as bare:
+        manifest = elsewhere(said)
+        nbytes = sum(ref.nbytes for ref in manifest.buckets)
+        for streams in STREAMS:
+            clients = [RawClient(BulkSettings(), streams=streams, digested=digested) for digested in (False, True)]
+            plain, digested = (lambda client=client: fetch_all(client, manifest) for client in clients)
+            table.against("tcp", nbytes, (f"{streams} bare", bare_tcp(bare["port"], nbytes, streams)),
+                          (f"{streams} raw streams, plain", plain), (f"{streams} raw streams, keyed digests", digested))
+            for client in clients:
+                client.close()
+
+
+def bare_zmq(said: dict[str, Any], curve: bool, count: int) -> Callable[[], None]:
+    dealer = zmq.Context.instance().socket(zmq.DEALER)
+    if curve:
+        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+        dealer.curve_serverkey = said["key"].encode()
+    dealer.rcvhwm = 64
+    dealer.connect(f"tcp://127.0.0.1:{said['port']}")
+
+    def run() -> None:
+        dealer.send(str(count).encode())
+        for _ in range(count):
+            dealer.recv(copy=False)
+
+    return run
+
+
+def zeromq(table: Table, model: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        keys = make_run_keys(Path(folder) / "keys", "benchmark", ["policy", "rollout"])
+        for curve in (False, True):
+            how = "CURVE" if curve else "plain"
+            flags = ["--key", keys["policy"]] if curve else []
+            with peer("publish", "--model", model, *flags) as said, peer("curve" if curve else "zmq") as bare:
+                manifest = elsewhere(said, said["tcp"])
+                count = sum(-(-ref.nbytes // PIECE_BYTES) for ref in manifest.buckets)
+                nbytes = sum(ref.nbytes for ref in manifest.buckets)
+                settings = BulkSettings(encrypt=curve)
+                reader = BulkReader(settings, StreamClient(settings, KeyRing.load(keys["rollout"]) if curve else None))
+                table.against("zmq", nbytes, (f"bare, {how}, 4 MiB messages", bare_zmq(bare, curve, count)),
+                              (f"bulk streams, {how}, keyed digests",
+                               lambda reader=reader, manifest=manifest: fetch_all(reader, manifest)))
+                reader.close()
+
+
+# -- groups of two --------------------------------------------------------------------------------------------------
+
+
+def bare_broadcast(table: Table, rounds: int, backend: str, nbytes: int, bucket_bytes: int, devices: tuple[str, str]
+                   ) -> Row:
+    """torch.distributed's own, of buckets of `bucket_bytes`; set up apart from the clock."""
+    import torch
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    giver = subprocess.Popen([sys.executable, str(PEER), "broadcast", "--backend", backend, "--port", str(port),
+                              "--rounds", str(rounds), "--nbytes", str(nbytes), "--bucket-bytes", str(bucket_bytes),
+                              "--device", devices[0]])
+    torch.distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=1)
+    buffer = torch.zeros(bucket_bytes, dtype=torch.uint8, device=devices[1])
+
+    def run() -> None:
+        for _ in range(0, nbytes, bucket_bytes):
+            torch.distributed.broadcast(buffer, 0)
+        if buffer.is_cuda:
+            torch.cuda.synchronize()
+        torch.distributed.barrier()
+
+    seconds = table.best(run)[0]
+    torch.distributed.destroy_process_group()
+    giver.wait(30)
+    sent = -(-nbytes // bucket_bytes) * bucket_bytes
+    return table.add(backend, f"torch.distributed.broadcast, {bucket_bytes // MIB} MiB", sent, seconds)
+
+
+def pair(table: Table, model: str, rounds: int, backend: str, devices: tuple[str, str]) -> None:
+    from cosmos_actor.weight_plane.transports.paired import PairTransport
+
+    nbytes = 2 * sum(int(np.prod(shape)) for shape in shapes(model).values())
+    ceiling = bare_broadcast(table, rounds, backend, nbytes, BUCKET_BYTES, devices)
+    with peer("publish", "--model", model, "--device", devices[0]) as said:
+        manifest = elsewhere(said)
+        transport = PairTransport(BulkSettings(), backend, devices[1])
+
+        def fetch_tensors() -> None:
+            async def run() -> None:
+                for at in range(0, len(manifest.buckets), 8):
+                    await asyncio.gather(*(transport.fetch_tensor(ref, deadline_s=DEADLINE_S)
+                                           for ref in manifest.buckets[at:at + 8]))
+
+            asyncio.run(run())
+
+        sent = sum(ref.nbytes for ref in manifest.buckets)
+        begun = time.perf_counter()
+        asyncio.run(transport.fetch_tensor(manifest.buckets[0], deadline_s=DEADLINE_S))
+        print(f"{backend:10} the group of two was made in {time.perf_counter() - begun:.2f} s", flush=True)
+        table.add(backend, "fetch by a group of two", sent, table.best(fetch_tensors)[0], ceiling)
+        transport.close()
+
+
+def gloo(table: Table, model: str, rounds: int) -> None:
+    pair(table, model, rounds, "gloo", ("cpu", "cpu"))
+
+
+def gpu(table: Table, model: str, rounds: int) -> None:
+    """Ceilings of what is there, and the group of two over NCCL where there are two GPUs."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        print("gpu        none here")
+        return
+    print(f"gpu        {count} x {torch.cuda.get_device_name(0)}")
+    nbytes = 2 * sum(int(np.prod(shape)) for shape in shapes(model).values())
+    source = torch.ones(nbytes, dtype=torch.uint8, device="cuda:0")
+    target = torch.empty_like(source)
+    pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def copied(into: Any, out_of: Any) -> Callable[[], None]:
+        def run() -> None:
+            into.copy_(out_of, non_blocking=True)
+            torch.cuda.synchronize()
+
+        return run
+
+    table.against("gpu", nbytes, ("device copy", copied(target, source)))
+    table.against("gpu", nbytes, ("device to pinned host", copied(pinned, source)))
+    table.against("gpu", nbytes, ("pinned host to device", copied(target, pinned)))
+    del source, target, pinned
+    if count > 1:
+        torch.cuda.set_device(1)
+        pair(table, model, rounds, "nccl", ("cuda:0", "cuda:1"))
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def directory(table: Table, model: str) -> None:
+    weights = a_model(model)
+    nbytes = sum(array.nbytes for array in weights.values())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bare"
+
+        def write() -> None:
+            path.unlink(missing_ok=True)
+            with path.open("wb") as file:
+                for array in weights.values():
+                    file.write(raw(array).data)
+
+        def read() -> None:
+            with path.open("rb") as file:
+                for array in weights.values():
+                    file.readinto(np.empty(array.nbytes, np.uint8).data)  # type: ignore[attr-defined]
+
+        versions, steps = VersionDirectory(folder, "benchmark", keep=1), iter(range(1000))
+        table.against("directory", nbytes, ("bare write (page cache)", write), (
+            "write, with digests", lambda: versions.write(Version("benchmark", 0, next(steps)), weights)))
+        table.against("directory", nbytes, ("bare read (page cache)", read), ("read, with digests", versions.read))
+
+
+def digests() -> None:
+    data = np.random.default_rng(0).integers(0, 256, 64 * MIB, np.uint8)
+    for name in CANDIDATES:
+        begun = time.perf_counter()
+        hashlib.new(name, data).digest()
+        print(f"{name:10} {data.nbytes / (time.perf_counter() - begun) / 1e9:6.2f} GB/s on one core")
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--mib", type=int, default=256, help="size of the model")
-    nbytes = options.parse_args().mib * MIB
-    print(f"{os.cpu_count()} cores")
-    candidate_rates(min(nbytes, 64 * MIB))
-    version_times(nbytes)
+    options.add_argument("--model", choices=list(QWEN3), default="tiny")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--only", default="shm,tcp,zmq,gloo,directory,whole,gpu")
+    options.add_argument("--json", type=Path, help="write the rows there too")
+    options.add_argument("--digests", action="store_true", help="only the rates of candidate digests")
+    chosen = options.parse_args()
+    if chosen.digests:
+        digests()
+        return
+    table, model, rounds = Table(chosen.rounds), chosen.model, chosen.rounds
+    ways: dict[str, Callable[[], None]] = {
+        "shm": lambda: shm(table, model), "tcp": lambda: tcp(table, model), "zmq": lambda: zeromq(table, model),
+        "gloo": lambda: gloo(table, model, rounds), "directory": lambda: directory(table, model),
+        "whole": lambda: whole(table, model), "gpu": lambda: gpu(table, model, rounds)}
+    print(f"Qwen3 {model} in bfloat16, {os.cpu_count()} cores, best of {rounds}")
+    for name in chosen.only.split(","):
+        ways[name]()
+    if chosen.json is not None:
+        facts = {"model": model, "cores": os.cpu_count(), "rounds": rounds}
+        rows = [{**vars(row), "gb_s": row.gb_s} for row in table.rows]
+        chosen.json.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def test_vtrace_takes_the_present_policys_values_for_an_older_ones_data() -> Non
 @pytest.mark.parametrize("action", [DISCRETE_ACTION, BOX_ACTION], ids=["discrete", "box"])
 def test_it_learns_what_is_rewarded(action) -> None:
     trainer = make_trainer(settings(learning_rate=5e-3, anneal=False), action)
-    trained(trainer, 40)
+    trained(trainer, 80)  # at 40 it has half of that margin, and processors round differently
     actions, _, _ = make_engine(trainer).act(seen(VECTORS, 200, 77), None)
     assert np.mean(actions == 0) > 0.95 if action is DISCRETE_ACTION else np.mean(np.abs(actions - 0.5)) < 0.3
 

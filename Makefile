@@ -37,10 +37,10 @@ heavy: heavy-components heavy-rest  ## The suites with real components: vLLM, LI
 
 # Each with an environment of its own and no tight deadline: two at a time.
 heavy-components: $(VENV)/.stamp-dev
-	$(PYTEST) -m 'xdist_group and not gpu' -n 2 --dist loadgroup $(ARGS)
+	$(PYTEST) -m 'components and not gpu' -n 2 --dist loadfile $(ARGS)
 
 heavy-rest: $(VENV)/.stamp-dev
-	$(PYTEST) -m '(slow or heavy) and not gpu and not xdist_group' $(ARGS)
+	$(PYTEST) -m '(slow or heavy) and not gpu and not components' $(ARGS)
 
 # Ray lives in an environment of its own: nothing of the project may depend on it.
 bench: $(VENV)/.stamp-dev $(VENV)-ray/.stamp  ## The bus and the bulk plane against raw pyzmq, Ray and memcpy in one run

@@ -17,7 +17,7 @@ from tests.project.conftest import clean_environment, run
 from tests.simulator_bridge.test_recording import played
 from tests.simulator_bridge.worlds import PainterSimulator
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.xdist_group("simulators")]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.components]
 PROGRAM = Path(__file__).parent / "programs" / "read_lerobot.py"
 LEROBOT = "lerobot==0.4.4"
 ALONE = (LEROBOT, "torchvision==0.28.0", "torchcodec==0.13.0", "accelerate==1.15.0", "draccus==0.10.0")

@@ -14,9 +14,10 @@ import pytest
 
 from tests.interpreters import find_python, require_python
 from tests.project.conftest import clean_environment
+from tests.project.environments import made
 from tests.project.source import ROOT
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1900), pytest.mark.xdist_group("simulators")]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1900), pytest.mark.components]
 INSTALL_S, RUN_S = 900, 900
 PICTURES = "libosmesa6 libegl1 libgl1 libgles2 libegl-mesa0 libgl1-mesa-dri libgbm1"
 CONFORMANCE = """
@@ -35,8 +36,7 @@ def python() -> Path:
         reason = f"LIBERO's pictures need libOSMesa: apt-get install {PICTURES}"
         pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
     base = find_python("3.11") or require_python("3.10")
-    run(["make", "--no-print-directory", f"LIBERO_PYTHON={base}", ".venv-libero/.stamp"], INSTALL_S)
-    return ROOT / ".venv-libero" / "bin" / "python"
+    return made("libero", INSTALL_S, LIBERO_PYTHON=base)
 
 
 def run(command: list[Any], limit_s: float) -> str:

@@ -24,13 +24,14 @@ from cosmos_actor.simulator_bridge.gateway import AttachedSimulator, Gateway
 from cosmos_actor.simulator_bridge.plugins import SimulatorName
 from tests.interpreters import require_python
 from tests.project.conftest import clean_environment
+from tests.project.environments import made
 from tests.project.programs.plain_episodes import digest
 from tests.project.source import ROOT
 from tests.project.test_libero import PICTURES
 from tests.simulator_bridge.driver import assigned, make_keys
 from tests.simulator_bridge.driving import attached, by_lane, driving
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900), pytest.mark.xdist_group("simulators")]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900), pytest.mark.components]
 INSTALL_S, RUN_S = 800, 400
 ENVIRONMENTS = {"gymnasium": "", "robotics": "", "metaworld": "3.10"}
 """Of `make .venv-sims-NAME/.stamp`: which Python; empty: this one."""
@@ -85,8 +86,7 @@ def pythons() -> dict[str, Path]:
 
     def make(name: str) -> Path:
         python = require_python(ENVIRONMENTS[name]) if ENVIRONMENTS[name] else sys.executable
-        run(["make", "--no-print-directory", f"SIMS_PYTHON={python}", f".venv-sims-{name}/.stamp"], INSTALL_S, ROOT)
-        return ROOT / f".venv-sims-{name}" / "bin" / "python"
+        return made(f"sims-{name}", INSTALL_S, SIMS_PYTHON=python)
 
     with ThreadPoolExecutor(len(ENVIRONMENTS)) as pool:
         return dict(zip(ENVIRONMENTS, pool.map(make, ENVIRONMENTS), strict=True))

@@ -15,10 +15,11 @@ import pytest
 from tests.interpreters import require_python
 from tests.job.runs import Run, kill
 from tests.project.conftest import clean_environment
+from tests.project.environments import made
 from tests.project.source import ROOT
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.components]
 INSTALL_S, RUN_S, JOB_S = 1200, 600, 900
 """Importing vLLM alone takes ten seconds of a processor, and most of a minute on a busy machine."""
 CLOSE = 1e-4
@@ -42,10 +43,7 @@ def python() -> Path:
     if platform.machine() != "x86_64" or platform.system() != "Linux":
         pytest.skip(f"constraints-vllm.txt has wheels for Linux on x86_64, not for {platform.platform()}")
     base = require_python("3.11")
-    made = subprocess.run(["make", "--no-print-directory", f"VLLM_PYTHON={base}", ".venv-vllm/.stamp"], cwd=ROOT,
-                          env=clean_environment(), timeout=INSTALL_S, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
-    return ROOT / ".venv-vllm" / "bin" / "python"
+    return made("vllm", INSTALL_S, VLLM_PYTHON=base)
 
 
 def model_directory(folder: Path, name: str) -> str:

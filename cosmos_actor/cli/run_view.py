@@ -52,6 +52,8 @@ class RunView:
         self.evaluations: list[tuple[int, float]] = []
         self.actors: dict[str, ActorView] = {}
         self.rewinds = 0
+        self._stopping = False
+        """All actors are being stopped: that the controller misses one of them is neither news nor a cause."""
 
     def add_metrics(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -74,7 +76,11 @@ class RunView:
 
     def _add_event(self, record: Record) -> str:
         name, kind = str(record.get("actor") or ""), str(record.get("event") or "")
+        if kind in ("stopping", "started"):
+            self._stopping = kind == "stopping"
         if kind == "rewind":
+            if self._stopping:
+                return ""
             self.rewinds += 1
             return f"back to the latest checkpoint: {record.get('reason')}"
         if kind == "standstill":

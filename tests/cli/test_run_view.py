@@ -40,6 +40,14 @@ def test_rewinds_are_counted_from_events_since_the_metrics_forget_them() -> None
     assert view.rewinds == 1
 
 
+def test_what_the_controller_misses_while_all_are_stopped_is_not_told() -> None:
+    view, gone = RunView(), {"event": "rewind", "reason": "policy-0 is gone"}
+    assert view.add_events([{"event": "stopping", "kind": "stopped", "reason": "reward-0: exit 2"}, gone, gone]) == []
+    assert view.rewinds == 0
+    resumed = [{"event": "started", "actor": "registry-0", "role": "registry"}, gone]
+    assert view.add_events(resumed) == ["back to the latest checkpoint: policy-0 is gone"]
+
+
 def test_an_evaluation_is_no_step() -> None:
     view = RunView()
     view.add_metrics([step(1), evaluation(1, 0.5)])

@@ -1,4 +1,4 @@
-"""A role whose start always fails ends the job, however slowly it fails."""
+"""An actor that no restart would help ends the job, however slowly it fails, and its reason is all that is told."""
 
 from __future__ import annotations
 
@@ -15,6 +15,21 @@ def make_task(settings, seed):
     raise RuntimeError("no licence for the grader")
 """
 
+LICENSED_TASK = """
+import os, sys
+from cosmos_actor.tasks.arithmetic import make_task as arithmetic
+
+def make_task(settings, seed):
+    return Licensed(arithmetic(settings, seed))
+
+class Licensed:
+    def __init__(self, inner):
+        self.problem, self.answer = inner.problem, inner.answer
+
+    def reward(self, payload, text):
+        print("error: the grader's licence is over (setting `data.task`)", file=sys.stderr, flush=True)
+        os._exit(2)
+"""
 
 WHY = "exit 1: RuntimeError: no licence"
 
@@ -49,3 +64,15 @@ def test_a_role_that_can_not_be_set_up_ends_the_job_with_its_reason(run: Run, mo
     said = run.output.read_text()
     assert f"ended {MOST_IN_VAIN} times in a row before it was ready: exit 1: RuntimeError: no licence" in said
     assert not run.processes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_when_an_actor_ends_the_job_nothing_else_is_told_than_why(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """The policy is stopped before the controller, which then misses it."""
+    (run.recipe.parent / "licensed_task.py").write_text(LICENSED_TASK)
+    monkeypatch.setenv("PYTHONPATH", str(run.recipe.parent), prepend=":")
+    run.wait(run.start(sets=["data.task=licensed_task:make_task"]), code=2)
+    said = [line for line in run.output.read_text().splitlines() if not line.startswith("step ")]
+    assert [line.partition(" ")[0] for line in said] == ["run", "ledger", "error:", "report"]
+    assert said[2] == "error: reward-0: exit 2: error: the grader's licence is over (setting `data.task`)"

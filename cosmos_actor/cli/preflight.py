@@ -39,6 +39,7 @@ from cosmos_actor.roles.plugins import REGISTRIES
 from cosmos_actor.simulator_bridge.messages import SIMULATOR
 from cosmos_actor.simulator_bridge.mistakes import Mistake
 from cosmos_actor.simulator_bridge.plugins import SimulatorName
+from cosmos_actor.trainer.adapter_targets import check_targets, linear_layers
 from cosmos_actor.trainer.model_directory import attention_heads, check_model_files
 from cosmos_actor.weight_plane.transports.file_systems import LOCAL, DirectoryUnusable, files_at
 
@@ -105,6 +106,8 @@ def placement(settings: RunSettings) -> str:
 def model(settings: RunSettings) -> str:
     name = settings.policy.model
     check_model_files(name)
+    if settings.policy.lora.rank and (linear := linear_layers(name)) is not None:
+        check_targets(linear, settings.policy.lora.targets)
     return name
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from cosmos_actor.actors.errors import BadValue, NotFound
+from cosmos_actor.actors.errors import NotFound
+from cosmos_actor.trainer.adapter_targets import check_targets
 from cosmos_actor.trainer.models import DTYPES, load_model, saved_buffers
 from cosmos_actor.trainer.settings import LoraSettings, TrainerSettings
 from cosmos_actor.trainer.tiny_model import TINY
@@ -57,7 +58,7 @@ def add_adapter(model: torch.nn.Module, lora: LoraSettings, *, seed: int, digest
     The base's digest is of its tensors as `digest_dtype`. Raises BadValue for targets that can have none, NotFound
     without peft.
     """
-    _check_targets(model, lora.targets)
+    check_targets(dict(_linear_layers(model)), lora.targets)
     config = _peft_config(lora)
     digest = _digest_as(model, digest_dtype)
     from peft import inject_adapter_in_model
@@ -137,18 +138,6 @@ def _peft_config(lora: LoraSettings) -> Any:
                        f"({error})", setting="policy.lora.rank") from error
     return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0,
                       bias="none", task_type="CAUSAL_LM")
-
-
-def _check_targets(model: torch.nn.Module, targets: tuple[str, ...]) -> None:
-    """Raises BadValue naming the targets there are, when one is none, or is a matrix that another layer shares."""
-    linear = dict(_linear_layers(model))
-    for target in targets:
-        if target not in linear:
-            raise BadValue(f"policy.lora.targets has {target!r}, the model has {', '.join(sorted(linear))}",
-                           setting="policy.lora.targets")
-        if linear[target]:
-            raise BadValue(f"policy.lora.targets has {target!r}, whose matrix the embedding shares: an adapter would "
-                           "be for one of the two only", setting="policy.lora.targets")
 
 
 def _linear_layers(model: torch.nn.Module) -> Iterator[tuple[str, bool]]:

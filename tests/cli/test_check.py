@@ -221,3 +221,19 @@ def test_a_transport_of_weights_that_can_not_serve_is_refused_by_name(cli: Cli, 
         answer = cli("check", "grpo-arithmetic", *(word for one in sets for word in ("--set", one)))
         assert answer.code == 2 and line in answer.err, (sets, answer.err)
     assert cli("check", "grpo-arithmetic", "--set", "weights.directory=file://" + str(here / "versions")).code == 0
+
+
+@pytest.mark.parametrize("model", ["tiny:qwen3", "directory"])
+def test_adapters_for_layers_that_the_model_has_not_are_refused_before_anything_starts(
+        cli: Cli, here: Path, model: str) -> None:
+    (here / "phi").mkdir()
+    (here / "phi" / "config.json").write_text('{"model_type": "phi3"}')
+    header = b"{}"
+    (here / "phi" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (here / "phi" / "tokenizer.json").write_text("{}")
+    sets = [f"policy.model={here / 'phi' if model == 'directory' else model}", "policy.lora.rank=4"]
+    flags = [part for one in (*sets, 'policy.lora.targets=["q_proj", "query"]') for part in ("--set", one)]
+    answer = cli("check", "grpo-arithmetic", *flags)
+    found = "'q_proj', the model has down_proj, gate_up" if model == "directory" else "'query', the model has down_proj"
+    assert answer.code == 2 and f"error: policy.lora.targets has {found}" in answer.err
+    assert cli("up", "grpo-arithmetic", "--run-dir", "run", *flags).code == 2 and not (here / "run").exists()

@@ -18,7 +18,8 @@ from cosmos_actor.weight_plane.fanout_messages import (
     BucketTaken,
     BucketWanted,
 )
-from cosmos_actor.weight_plane.fanout_tracker import Crowd, Grant, Tracker
+from cosmos_actor.weight_plane.fanout_table import Crowd
+from cosmos_actor.weight_plane.fanout_tracker import Grant, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +55,13 @@ class FanOutDesk:
                 **{f"fan_out/corrupt/{relay.partition('/')[0]}": count for relay, count in found["corrupt"].items()}}
 
     async def _on_wanted(self, wanted: BucketWanted, link: Link) -> BucketSource:
-        if wanted.problem == CORRUPT:
-            log.warning("%s got bytes of a weights bucket from %s that are not the manifest's; nobody takes any from it"
-                        " any more", link.peer, wanted.refused[-1])
         ticket = self._tracker.want(
             str(link.peer), link.host_id, wanted.bucket, wanted.nbytes, crowd=self._crowd(link, wanted.publisher_host),
             refused=wanted.refused, problem=wanted.problem)
+        if wanted.problem == CORRUPT and wanted.refused:
+            who = "nobody" if self._tracker.is_banned(wanted.refused[-1]) else "it"
+            log.warning("%s got bytes of a weights bucket from %s that are not the manifest's; %s takes%s from it any"
+                        " more", link.peer, wanted.refused[-1], who, " any" if who == "nobody" else " none")
         answer = self._waiting[ticket] = asyncio.get_running_loop().create_future()
         try:
             self._decide_soon()
@@ -85,7 +87,7 @@ class FanOutDesk:
         self._decide_soon()
 
     def _decide_soon(self) -> None:
-        """Once for all that has come in this turn of the loop: with many readers a decision takes a millisecond."""
+        """Once for all that has come in this turn of the loop: a decision looks at all that may be answered."""
         if not self._deciding:
             self._deciding = True
             asyncio.get_running_loop().call_soon(self._decide)

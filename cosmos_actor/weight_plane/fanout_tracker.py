@@ -16,18 +16,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from cosmos_actor.bus.bulk.ref import BulkRef
 from cosmos_actor.weight_plane.fanout_messages import CORRUPT, PUBLISHER, REFUSED
+from cosmos_actor.weight_plane.fanout_table import Bucket, Crowd, Reader, Table, Wish
 
 DOWNLOADS = 4
 """Buckets that one reader takes over the network at a time, as without relays."""
-UPLOADS = 2
-"""Readers that one relay serves at a time. One would leave the line idle between two asks; with many at once all get
-their bucket late, and nobody can pass it on."""
 PUBLISHER_UPLOADS = 2
 """The same for the publisher, when there are readers to pass on what it sends."""
 OVERDUE_FACTOR = 1.5
@@ -49,77 +48,14 @@ class Grant:
     keep: bool
 
 
-@dataclass(frozen=True)
-class Crowd:
-    """Who else may want what one reader wants, the publisher's own host left out."""
-
-    readers: int
-    hosts: int
-
-
-@dataclass(order=True)
-class _Wish:
-    ticket: int
-    reader: str
-    bucket: bytes
-    refused: frozenset[str]
-    crowd: Crowd
-
-
-@dataclass
-class _Fetch:
-    source: str
-    since: float
-    nbytes: int
-    near: bool
-
-
-@dataclass
-class _Bucket:
-    nbytes: int
-    held: dict[str, BulkRef] = field(default_factory=dict)
-    fetching: dict[str, _Fetch] = field(default_factory=dict)
-    """Reader -> from whom it takes it now."""
-    publisher_failed: bool = False
-    at_host: dict[str, set[str]] = field(default_factory=dict)
-    """Host -> who of `held` is there."""
-
-    def keep(self, reader: str, host: str, ref: BulkRef) -> None:
-        self.held[reader] = ref
-        self.at_host.setdefault(host, set()).add(reader)
-
-    def let_go(self, reader: str) -> None:
-        if self.held.pop(reader, None) is not None:
-            for readers in self.at_host.values():
-                readers.discard(reader)
-
-
-@dataclass
-class _Reader:
-    host: str
-    silent: bool = False
-    """Somebody waited for it in vain, and it has not been heard of since."""
-    banned: bool = False
-    """Its bytes were wrong, or its key is: it serves nobody any more in this life."""
-    downloads: int = 0
-    first_hand: int = 0
-    """Buckets that it was the one to take from the publisher: the others come to it for these."""
-
-
 class Tracker:
     """See the module. `decide` is called after each of the others and when `next_event` has come."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._slowest_s = 0.0
-        self._readers: dict[str, _Reader] = {}
-        self._buckets: dict[bytes, _Bucket] = {}
-        self._wishes: dict[int, _Wish] = {}
+        self._table = Table()
         self._tickets = itertools.count()
-        self._uploads: Counter[str | bytes] = Counter()
-        """By relay, or by the publisher's arena."""
-        self._free: set[str] = set()
-        """Readers that could serve one more."""
         self._bytes = {"publisher_bytes": 0, "relay_bytes": 0, "near_bytes": 0}
         self._problems: Counter[str] = Counter()
         self._corrupt: Counter[str] = Counter()
@@ -133,51 +69,62 @@ class Tracker:
 
     def want(self, reader: str, host: str, bucket: bytes, nbytes: int, *, crowd: Crowd, refused: list[str],
              problem: str) -> int:
-        """A ticket, for the answer that `decide` will give. `problem` is with the last of `refused`."""
-        self._heard(reader, host)
-        self._end_fetch(reader, bucket)
+        """A ticket, for the answer that `decide` will give; none is given to an earlier question for the same bucket.
+        `problem` is with the last of `refused`."""
+        me, wanted = self._heard(reader, host), self._table.bucket(bucket, nbytes)
+        fetch = self._table.end(wanted, me)
+        for wish in [wish for wish in wanted.wishes.values() if wish.me is me]:
+            self._table.remove_wish(wish)
         if problem and refused:
-            self._note_problem(refused[-1], problem)
-        self._buckets.setdefault(bucket, _Bucket(nbytes))
+            self._note_problem(me, refused[-1], problem, named=fetch is not None and fetch.source == refused[-1])
         ticket = next(self._tickets)
-        self._wishes[ticket] = _Wish(ticket, reader, bucket, frozenset(refused), crowd)
+        self._table.add_wish(Wish(ticket, me, wanted, frozenset(refused) | me.distrusted, crowd))
         return ticket
 
     def withdraw(self, ticket: int) -> None:
         """Whoever asked does not wait for the answer any more."""
-        wish = self._wishes.pop(ticket, None)
+        wish = self._table.wishes.get(ticket)
         if wish is not None:
-            self._tidy(wish.bucket)
+            self._table.remove_wish(wish)
+            self._table.tidy(wish.bucket)
 
     def taken(self, reader: str, host: str, bucket: bytes, ref: BulkRef | None, now: float) -> None:
         """It has the bucket, verified, and keeps it at `ref` for others."""
-        self._heard(reader, host)
-        fetch = self._end_fetch(reader, bucket)
-        if fetch is not None:
+        me, known = self._heard(reader, host), self._table.buckets.get(bucket)
+        fetch = None if known is None else self._table.end(known, me)
+        if known is not None and fetch is not None:
             kind = "near_bytes" if fetch.near else "publisher_bytes" if fetch.source == PUBLISHER else "relay_bytes"
-            self._bytes[kind] += fetch.nbytes
+            self._bytes[kind] += known.nbytes
             self._slowest_s = max(now - fetch.since, SLOWNESS_FADES * self._slowest_s)
         if ref is not None:
-            self._buckets.setdefault(bucket, _Bucket(ref.nbytes)).keep(reader, host, ref)
-        self._tidy(bucket)
+            self._table.keep(self._table.bucket(bucket, ref.nbytes), me, ref)
+        elif known is not None:
+            self._table.tidy(known)
 
     def dropped(self, reader: str, buckets: list[bytes], *, publisher_failed: bool = False) -> None:
         """It has let go of these, or does not take them any more."""
-        for bucket in buckets:
-            self._end_fetch(reader, bucket)
-            if bucket in self._buckets:
-                self._buckets[bucket].let_go(reader)
-                if publisher_failed:
-                    self._note_failed(_arena(bucket))
-                self._tidy(bucket)
+        me = self._table.readers.get(reader)
+        for bucket in [self._table.buckets[name] for name in buckets if name in self._table.buckets]:
+            if me is not None:
+                self._table.end(bucket, me)
+                self._table.let_go(bucket, me)
+            if publisher_failed:
+                self._note_failed(bucket.arena)
+            self._table.tidy(bucket)
 
     def left(self, reader: str) -> None:
         """This life of the reader is over."""
-        self._readers.pop(reader, None)
-        self._free.discard(reader)
-        for ticket in [ticket for ticket, wish in self._wishes.items() if wish.reader == reader]:
-            del self._wishes[ticket]
-        self.dropped(reader, list(self._buckets))
+        for ticket in [ticket for ticket, wish in self._table.wishes.items() if wish.me.name == reader]:
+            self.withdraw(ticket)
+        me = self._table.readers.get(reader)
+        if me is not None:
+            self.dropped(reader, [*me.holds | me.fetches])
+            self._table.forget(me)
+
+    def is_banned(self, reader: str) -> bool:
+        """Whether it is named to nobody any more."""
+        known = self._table.readers.get(reader)
+        return known is not None and known.banned
 
     # ---- what follows
 
@@ -185,129 +132,124 @@ class Tracker:
         """Everything that can be answered now."""
         self._give_up_overdue(now)
         grants: list[Grant] = []
-        order = [(self._turn(wish), wish) for wish in self._wishes.values()]
+        order = [(self._turn(wish), wish) for wish in self._candidates()]
         heapify(order)
         while order:
-            turn, wish = heappop(order)
-            if turn != self._turn(wish):  # it has been granted something else meanwhile
-                heappush(order, (self._turn(wish), wish))
+            before, wish = heappop(order)
+            turn = self._turn(wish)
+            if turn != before:  # it has been granted something else meanwhile
+                heappush(order, (turn, wish))
                 continue
             source = self._source(wish)  # None now is None after further grants: they only take hands away
             if source is not None:
                 grants.append(self._grant(wish, source, now))
+                order = [(turn, wish) for turn, wish in order if self._may_have(wish, self._hope(wish.bucket))]
+                heapify(order)
         return grants
 
     def next_event(self, now: float) -> float | None:
         """When `decide` has something to do even if nobody says anything; None while nobody waits."""
-        if not self._wishes:
-            return None
-        since = [fetch.since for bucket in self._buckets.values() for fetch in bucket.fetching.values()]
-        return min(since) + OVERDUE_FACTOR * self.silent_s if since else None
+        since = next(iter(self._table.under_way.values()), None)
+        return None if since is None or not self._table.wishes else since + OVERDUE_FACTOR * self.silent_s
 
     def statistics(self) -> dict[str, Any]:
         """Bytes by where readers took them, why sources were given up, and whose bytes were wrong."""
         return {**self._bytes, "problems": dict(self._problems), "corrupt": dict(self._corrupt),
-                "readers": len(self._readers), "waiting": len(self._wishes)}
+                "readers": len(self._table.readers), "waiting": len(self._table.wishes)}
 
-    def _turn(self, wish: _Wish) -> tuple[int, int, int, int]:
+    def _candidates(self) -> Iterator[Wish]:
+        """The wishes for which there may be a source: of the others `_source` would say that there is none."""
+        for bucket in self._table.buckets.values():
+            if bucket.wishes:
+                hope = self._hope(bucket)
+                for wish in bucket.wishes.values():
+                    if self._may_have(wish, hope):
+                        yield wish
+
+    def _hope(self, bucket: Bucket) -> bool:
+        """Whether somebody could send it over the network now to whoever refuses nobody."""
+        if bucket.hands or bucket.far:
+            return bool(bucket.hands)
+        return bucket.publisher_failed or not bucket.coming and self._table.uploads[bucket.arena] < DOWNLOADS
+
+    @staticmethod
+    def _may_have(wish: Wish, hope: bool) -> bool:
+        me, bucket = wish.me, wish.bucket
+        return bool(hope and me.downloads < DOWNLOADS and me.host not in bucket.coming or wish.refused
+                    or me.host in bucket.at_host)
+
+    @staticmethod
+    def _turn(wish: Wish) -> tuple[int, int, int, int]:
         """Who takes the least now comes first, with the bucket that the fewest have; and the publisher's buckets go to
         many readers. In order of the buckets instead, 24 readers took two and a half times as long."""
-        me, bucket = self._readers[wish.reader], self._buckets[wish.bucket]
+        me, bucket = wish.me, wish.bucket
         return me.downloads, len(bucket.held) + len(bucket.fetching), me.first_hand, wish.ticket
 
-    def _source(self, wish: _Wish) -> str | None:
+    def _source(self, wish: Wish) -> str | None:
         """From whom to take it now; None: later."""
-        bucket, me = self._buckets[wish.bucket], self._readers[wish.reader]
+        bucket, me = wish.bucket, wish.me
         near = [name for name in bucket.at_host.get(me.host, ()) if self._may_serve(name, wish)]
         if near:
-            return min(near, key=self._uploads.__getitem__)
-        others = [name for name in bucket.fetching if self._may_serve(name, wish)]
-        if me.downloads >= DOWNLOADS or any(self._readers[name].host == me.host for name in others):
+            return min(near, key=lambda name: (self._table.uploads[name], name))
+        if me.downloads >= DOWNLOADS or me.host in (coming := self._coming(wish)):
             return None  # the latter: it is on its way to this host
-        free, held = sorted((self._free, bucket.held), key=len)
-        far = [name for name in free if name in held and bucket.held[name].address and self._may_serve(name, wish)]
+        far = [name for name in bucket.hands if self._may_serve(name, wish)]
         if far:
-            return min(far, key=self._uploads.__getitem__)
-        if any(ref.address and self._may_serve(name, wish) for name, ref in bucket.held.items()):
+            return min(far, key=self._table.uploads.__getitem__)
+        if any(self._may_serve(name, wish) for name in bucket.far):
             return None
         if bucket.publisher_failed:
             return PUBLISHER  # which will be gone for this one too: better at once than one after the other
         most = PUBLISHER_UPLOADS if wish.crowd.hosts > 1 else DOWNLOADS
-        return PUBLISHER if not others and self._uploads[_arena(wish.bucket)] < most else None
+        return PUBLISHER if not coming and self._table.uploads[bucket.arena] < most else None
 
-    def _may_serve(self, relay: str, wish: _Wish) -> bool:
-        known = self._readers.get(relay)
-        return known is not None and relay not in wish.refused and relay != wish.reader and not (
-            known.silent or known.banned)
+    def _coming(self, wish: Wish) -> Collection[str]:
+        """The hosts at which readers take it now that would serve this one."""
+        bucket = wish.bucket
+        if not wish.refused:
+            return bucket.coming
+        return {self._table.readers[name].host for name in bucket.fetching if self._may_serve(name, wish)}
 
-    def _grant(self, wish: _Wish, source: str, now: float) -> Grant:
-        bucket, me = self._buckets[wish.bucket], self._readers[wish.reader]
-        near = source != PUBLISHER and self._readers[source].host == me.host
-        del self._wishes[wish.ticket]
-        self._end_fetch(wish.reader, wish.bucket)
-        bucket.fetching[wish.reader] = _Fetch(source, now, bucket.nbytes, near)
-        self._count_upload(source or _arena(wish.bucket), 1)
-        me.downloads += not near
+    def _may_serve(self, relay: str, wish: Wish) -> bool:
+        return relay not in wish.refused and relay != wish.me.name and self._table.readers[relay].serves
+
+    def _grant(self, wish: Wish, source: str, now: float) -> Grant:
+        bucket, me = wish.bucket, wish.me
+        near = source != PUBLISHER and self._table.readers[source].host == me.host
+        self._table.remove_wish(wish)
+        self._table.begin(bucket, me, source, now, near=near)
         me.first_hand += source == PUBLISHER
         keep = wish.crowd.readers > 1 and not near
         return Grant(wish.ticket, source, bucket.held.get(source), keep)
 
-    def _end_fetch(self, reader: str, name: bytes) -> _Fetch | None:
-        bucket = self._buckets.get(name)
-        fetch = None if bucket is None else bucket.fetching.pop(reader, None)
-        if fetch is not None:
-            self._count_upload(fetch.source or _arena(name), -1)
-            if reader in self._readers:
-                self._readers[reader].downloads -= not fetch.near
-        return fetch
-
-    def _count_upload(self, source: str | bytes, more: int) -> None:
-        self._uploads[source] += more
-        count = self._uploads[source]
-        if not count:
-            del self._uploads[source]
-        if isinstance(source, str) and source in self._readers:
-            (self._free.add if count < UPLOADS else self._free.discard)(source)
-
     def _give_up_overdue(self, now: float) -> None:
-        allowed = OVERDUE_FACTOR * self.silent_s
-        for name, bucket in self._buckets.items():
-            for reader in [reader for reader, fetch in bucket.fetching.items() if now - fetch.since >= allowed]:
-                self._end_fetch(reader, name)
-                self._readers[reader].silent = True
-                self._problems["overdue"] += 1
+        allowed, table = OVERDUE_FACTOR * self.silent_s, self._table
+        for (reader, name), _ in list(itertools.takewhile(
+                lambda fetch: now - fetch[1] >= allowed, table.under_way.items())):
+            table.end(table.buckets[name], table.readers[reader])
+            table.set_silent(table.readers[reader], True)
+            self._problems["overdue"] += 1
 
-    def _note_problem(self, relay: str, problem: str) -> None:
+    def _note_problem(self, me: Reader, relay: str, problem: str, *, named: bool) -> None:
+        """`named`: it was to take it from that relay now. Otherwise its word keeps nobody else from the relay."""
         self._problems[problem] += 1
-        known = self._readers.get(relay)
+        known = self._table.readers.get(relay)
         if known is None:
             return
-        if problem in (CORRUPT, REFUSED):
-            known.banned = True
-            if problem == CORRUPT:
-                self._corrupt[relay] += 1
-        else:
-            known.silent = True
+        if problem not in (CORRUPT, REFUSED):
+            self._table.set_silent(known, True)
+            return
+        me.distrusted.add(relay)
+        if problem == CORRUPT:
+            self._corrupt[relay] += 1
+        if named:
+            self._table.accuse(known, me)
 
     def _note_failed(self, arena: bytes) -> None:
-        for name, bucket in self._buckets.items():
-            bucket.publisher_failed |= _arena(name) == arena
+        for bucket in self._table.buckets.values():
+            bucket.publisher_failed |= bucket.arena == arena
 
-    def _heard(self, reader: str, host: str) -> None:
-        if reader not in self._readers:
-            self._readers[reader] = _Reader(host)
-            self._free.add(reader)
-        self._readers[reader].silent = False
-
-    def _tidy(self, name: bytes) -> None:
-        """A bucket that nobody has or wants is forgotten."""
-        bucket = self._buckets.get(name)
-        if bucket is None or bucket.held or bucket.fetching:
-            return
-        if any(wish.bucket == name for wish in self._wishes.values()):
-            return
-        del self._buckets[name]
-
-
-def _arena(bucket: bytes) -> bytes:
-    return bucket[:16]
+    def _heard(self, reader: str, host: str) -> Reader:
+        me = self._table.reader(reader, host)
+        self._table.set_silent(me, False)
+        return me

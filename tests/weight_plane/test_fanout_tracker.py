@@ -9,7 +9,8 @@ import pytest
 
 from cosmos_actor.bus.bulk.ref import BulkRef
 from cosmos_actor.weight_plane.fanout_messages import CORRUPT, GONE, PUBLISHER, REFUSED, SILENT
-from cosmos_actor.weight_plane.fanout_tracker import DOWNLOADS, OVERDUE_FACTOR, PUBLISHER_UPLOADS, Crowd, Tracker
+from cosmos_actor.weight_plane.fanout_table import Crowd
+from cosmos_actor.weight_plane.fanout_tracker import DOWNLOADS, OVERDUE_FACTOR, PUBLISHER_UPLOADS, Tracker
 
 PATIENCE_S = 2.0
 MANY = Crowd(8, 8)
@@ -103,16 +104,59 @@ def test_a_relay_that_cannot_be_reached_from_other_hosts_serves_its_own_only(des
     assert desk.want("d", 0) is None and desk.granted[("c", 0)] == PUBLISHER
 
 
-@pytest.mark.parametrize(("problem", "asked_again"), [(SILENT, True), (GONE, True), (CORRUPT, False), (REFUSED, False)])
-def test_a_source_that_was_given_up_is_not_named_again_to_that_reader(desk, problem, asked_again):
+@pytest.mark.parametrize("problem", [SILENT, GONE])
+def test_a_source_that_was_given_up_is_not_named_again_to_that_reader(desk, problem):
     desk.want("relay"), desk.take("relay")
     assert desk.want("a") == "relay"
     assert desk.want("a", refused=("relay",), problem=problem) == PUBLISHER
     assert desk.want("b") is None, "a has it soon"
-    assert desk.tracker.statistics()["problems"] == {problem: 1}
-    assert desk.tracker.statistics()["corrupt"] == ({"relay": 1} if problem == CORRUPT else {})
+    assert desk.tracker.statistics()["problems"] == {problem: 1} and not desk.tracker.statistics()["corrupt"]
     desk.want("relay", 1), desk.take("relay", 1)  # it is heard of again, and has another bucket
-    assert desk.want("c", 1) == ("relay" if asked_again else PUBLISHER)
+    assert desk.want("c", 1) == "relay"
+
+
+def accuse(desk: Desk, reader: str, relay: str, problem: str, number: int = 0, host: str = "") -> None:
+    """`relay` is the only one that has the bucket, and `reader` says that it was no good."""
+    assert desk.want(reader, number, host) == relay
+    assert desk.want(reader, number, host, refused=(relay,), problem=problem) == PUBLISHER
+    desk.take(reader, number, host, keep=False)
+
+
+@pytest.mark.parametrize("problem", [CORRUPT, REFUSED])
+def test_the_word_of_one_reader_keeps_a_relay_from_that_reader_alone(desk, problem):
+    for number in range(4):
+        desk.want("relay", number), desk.take("relay", number)
+    for number in range(2):  # again and again, and in another life
+        accuse(desk, f"a/{number}", "relay", problem, number)
+        assert desk.want(f"a/{number}", 2) == PUBLISHER and not desk.tracker.is_banned("relay")
+        desk.tracker.left(f"a/{number}")
+    assert desk.want("b", 3) == "relay"
+    assert desk.tracker.statistics()["corrupt"] == ({"relay": 2} if problem == CORRUPT else {})
+
+
+@pytest.mark.parametrize("problem", [CORRUPT, REFUSED])
+def test_a_relay_that_readers_of_two_hosts_accuse_is_named_to_nobody_in_that_life(desk, problem):
+    for number in range(4):
+        desk.want("relay", number), desk.take("relay", number)
+    accuse(desk, "a", "relay", problem, 0, host="h")
+    accuse(desk, "b", "relay", problem, 1, host="h")
+    assert not desk.tracker.is_banned("relay"), "the memory of one host may be bad"
+    accuse(desk, "c", "relay", problem, 2)
+    assert desk.tracker.is_banned("relay")
+    assert desk.want("d", 3) == PUBLISHER and desk.want("e", 3) is None
+    desk.tracker.left("relay")
+    desk.want("relay", 4), desk.take("relay", 4)
+    assert desk.want("d", 4) == "relay", "another life of it"
+
+
+def test_a_word_about_whom_one_was_not_sent_to_counts_for_nobody_else(desk):
+    desk.want("relay"), desk.take("relay")
+    desk.want("other", 1), desk.take("other", 1)
+    for liar in ("a", "b"):
+        assert desk.want(liar, 1) == "other"
+        desk.want(liar, 1, refused=("relay",), problem=CORRUPT)
+        desk.tracker.left(liar)
+    assert not desk.tracker.is_banned("relay") and desk.want("c") == "relay"
 
 
 def test_a_reader_does_not_wait_for_what_another_takes_that_it_can_not_reach(desk):
@@ -170,8 +214,9 @@ def test_what_nobody_has_or_wants_is_forgotten(desk):
     desk.want("d", 1)
     desk.tracker.withdraw(max(desk.tickets))
     desk.tracker.left("d")
-    assert desk.tracker._buckets == {} and not desk.tracker._uploads
-    assert all(known.downloads == 0 for known in desk.tracker._readers.values())
+    table = desk.tracker._table
+    assert not (table.buckets or table.wishes or table.under_way or table.uploads)
+    assert not any(known.downloads or known.holds or known.fetches for known in table.readers.values())
 
 
 @pytest.mark.parametrize("seed", range(16))

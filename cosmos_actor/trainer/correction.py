@@ -59,15 +59,21 @@ def mismatch(x: np.ndarray, o: np.ndarray, mask: np.ndarray) -> dict[str, float]
 
 
 def newest_mismatch(x: np.ndarray, o: np.ndarray, mask: np.ndarray, versions: np.ndarray) -> dict[str, float]:
-    """max |d| of the tokens alone that the newest weights [B, T] of the batch sampled.
+    """max |d| of the tokens alone that the newest weights [B, T] of the batch sampled; and of those of them, if there
+    are any, before which they sampled everything else of the answer, too.
 
-    Where those are the trainer's own, nothing is left in it but what the engine computes differently.
+    Where those are the trainer's own, nothing is left in it but what the engine computes differently. In the former
+    there is also what older weights left in the engine's cache, if it goes on with that.
     """
     there = np.asarray(mask) > 0
     if not there.any():
         return {}
     newest = there & (versions == versions[there].max())
-    return {"mismatch/newest_max": float(np.abs(_differences(x, o, newest)[1]).max())}
+    found = {"mismatch/newest_max": float(np.abs(_differences(x, o, newest)[1]).max())}
+    whole = newest & np.logical_and.accumulate(newest | ~there, axis=1)
+    if whole.any():
+        found["mismatch/newest_whole_max"] = float(np.abs(_differences(x, o, whole)[1]).max())
+    return found
 
 
 def effective_share(weights: np.ndarray) -> float:

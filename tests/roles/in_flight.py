@@ -15,6 +15,7 @@ import torch
 from cosmos_actor.roles.engine import Batch, Completion, GenerateItem
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.torch_decode import cache_argument
+from cosmos_actor.trainer.correction import newest_mismatch
 from cosmos_actor.trainer.model_weights import host_copies, named_tensors
 from cosmos_actor.weight_plane.digest import weights_digest
 
@@ -80,6 +81,21 @@ def off(models: Mapping[int, Any], batches: Sequence[Batch], temperature: float,
             found = table.gather(1, torch.tensor(answer.tokens).long()[:, None])[:, 0]
             worst = max(worst, float((found - torch.tensor(answer.logprobs)).abs().max()))
     return worst
+
+
+@torch.inference_mode()
+def compared(model: Any, batches: Sequence[Batch], temperature: float) -> dict[str, float]:
+    """The trainer's metrics of these batches when `model` is the trainer's. [answers, NEW] each."""
+    answers = [(item, answer) for batch in batches for item, answer in zip(batch.items, batch.answers(), strict=True)]
+    x, o, mask, versions = (np.zeros((len(answers), NEW)) for _ in range(4))
+    for row, (item, answer) in enumerate(answers):
+        length = len(answer.tokens)
+        sequence = torch.tensor([[*item.prompt.tolist(), *answer.tokens.tolist()]])
+        logits = model(input_ids=sequence).logits[0, len(item.prompt) - 1 : -1].double() / temperature
+        table = torch.log_softmax(logits, dim=-1)
+        x[row, :length] = table.gather(1, torch.tensor(answer.tokens).long()[:, None])[:, 0].numpy()
+        o[row, :length], mask[row, :length], versions[row, :length] = answer.logprobs, 1, answer.versions
+    return newest_mismatch(x, o, mask, versions)
 
 
 def _read_anew(models: Mapping[int, Any], prompt: np.ndarray, answer: Completion) -> torch.Tensor:

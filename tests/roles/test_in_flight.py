@@ -23,7 +23,7 @@ from cosmos_actor.trainer.models import load_model
 from cosmos_actor.weight_plane.digest import weights_digest
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.version import Version
-from tests.roles.in_flight import LONG, items, mixed, off, offer, three_versions, versions_of
+from tests.roles.in_flight import LONG, compared, items, mixed, off, offer, three_versions, versions_of
 
 MODEL = "tiny:qwen3?hidden=32&layers=2&heads=2&kv_heads=1&intermediate=64&vocab=32&positions=128"
 CLOSE = 1e-4
@@ -55,6 +55,18 @@ def test_every_token_is_of_the_version_that_it_tells(models, mode: str) -> None:
         assert off(models, batches, 0.8) > 100 * CLOSE  # of no version
     else:
         assert off(models, batches, 0.8, kept=True) > 100 * CLOSE or mode == "wait"
+
+
+@pytest.mark.parametrize("mode", ["wait", "keep", "recompute", "abort"])
+def test_an_engine_that_computes_right_is_near_the_trainer_in_what_the_newest_weights_sampled(models, mode) -> None:
+    made = engine(mode)
+    batches = three_versions(made, models, 1, temperature=0.8)
+    batches.append(made.begin(items(200), SamplingSettings(max_new_tokens=16, temperature=0.8)))
+    while made.in_flight:
+        made.step()
+    found = compared(models[3], batches, 0.8)
+    assert found["mismatch/newest_whole_max"] < CLOSE
+    assert (found["mismatch/newest_max"] > 100 * CLOSE) is (mode == "keep")
 
 
 def test_an_engine_that_waits_takes_nothing_in_the_middle_of_answers(models) -> None:

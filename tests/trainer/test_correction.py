@@ -10,7 +10,7 @@ import pytest
 from cosmos_actor.actors.errors import UserError
 from cosmos_actor.recipes.resolve import resolve
 from cosmos_actor.trainer.batch import batch_from_groups
-from cosmos_actor.trainer.correction import correction, correction_metrics, effective_share, mismatch
+from cosmos_actor.trainer.correction import correction, correction_metrics, effective_share, mismatch, newest_mismatch
 from cosmos_actor.trainer.policy import PolicyTrainer
 from cosmos_actor.weight_plane.digest import weights_digest
 from tests.trainer import reference
@@ -49,6 +49,16 @@ def test_equal_policies_are_no_distance_apart_and_nothing_is_cut() -> None:
         assert (made.weights == 1.0).all() and not made.cut.any()
     assert mismatch(x, x, np.zeros_like(mask)) == {}
     assert effective_share(np.array([0.0, 3.0, 0.0, 0.0])) == 0.25
+
+
+def test_what_goes_on_from_older_weights_is_told_apart_from_what_only_the_newest_sampled() -> None:
+    x, mask = np.zeros((4, 5)), np.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
+    versions = np.array([[1, 1, 2, 2, 2], [2, 2, 2, 2, 9], [-1, 2, 2, 2, 2], [9, 9, 9, 9, 9]])
+    o = np.zeros((4, 5))
+    o[0, :2], o[0, 4], o[2, 4], o[1, 4] = 7.0, 3.0, 0.5, 99.0
+    assert newest_mismatch(x, o, mask, versions) == {"mismatch/newest_max": 3.0, "mismatch/newest_whole_max": 0.5}
+    assert newest_mismatch(x[:1], o[:1], mask[:1], versions[:1]) == {"mismatch/newest_max": 3.0}
+    assert newest_mismatch(x, o, np.zeros_like(mask), versions) == {}
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -119,7 +129,7 @@ def test_micro_batches_change_no_distance(groups, old: str, mini_batches: int) -
     whole, split = (PolicyTrainer(make_settings(micro_batch_tokens=limit, grpo=how)).grpo_step(groups)
                     for limit in (1 << 20, 40))
     names = {name for name in whole if name.startswith(("mismatch/", "correction/"))}
-    assert len(names) == (11 if old == "recomputed" else 8)
+    assert len(names) == (12 if old == "recomputed" else 9)
     for name in names:
         assert split[name] == pytest.approx(whole[name], abs=1e-6, rel=1e-5), name
 

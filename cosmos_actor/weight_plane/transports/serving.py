@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +23,16 @@ class ServedStore:
         """`device`: the GPU (its UUID) that `giving` gives from."""
         self._store, self._device = store, device
         self._server = RawServer(store, giving)
+        self._starting = threading.Lock()
 
     def try_put(self, array: Any, *, holder: str, **options: Any) -> BulkRef:
         ref = self._store.try_put(array, holder=holder, **options)
         if not ref.address:
             return ref
-        if not self._server.address:
-            host = ref.address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-            self._server.start(host, self._device)
+        with self._starting:  # two threads may be at the first put
+            if not self._server.address:
+                host = ref.address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+                self._server.start(host, self._device)
         return replace(ref, address=self._server.address)
 
     def reading(self, generation: int) -> Any:

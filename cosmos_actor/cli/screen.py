@@ -9,10 +9,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-DIGITS = 12
-"""Hexadecimal digits of a digest that are shown."""
-
-
 def plain(text: object) -> Text:
     """Text whose brackets mean nothing."""
     from rich.text import Text

@@ -9,7 +9,8 @@ from typing import Any
 import typer
 
 from cosmos_actor.cli.arguments import JsonOption, RunArgument
-from cosmos_actor.cli.screen import DIGITS, plain, table
+from cosmos_actor.cli.screen import plain, table
+from cosmos_actor.weight_plane.shown_digest import shown
 
 NAME, EXAMPLE = "status", "cosmos-actor status latest --json"
 
@@ -52,7 +53,7 @@ def held_line(actor: dict[str, Any]) -> str:
     since = datetime.fromtimestamp(weights["since"]).strftime("%H:%M:%S")
     word = {True: "as published", False: "NOT as published", None: "held"}[weights["as_published"]]
     word = "published" if actor["role"] == "policy" else word
-    return f"{weights['version']} {weights['digest'][:DIGITS]} {word} since {since}"
+    return f"{weights['version']} {shown(weights['digest'])} {word} since {since}"
 
 
 def interpreters(actors: list[dict[str, Any]]) -> dict[str, list[str]]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cosmos_actor.cli.arguments import JsonOption, RunArgument
-from cosmos_actor.cli.screen import DIGITS, plain, table
+from cosmos_actor.cli.screen import plain, table
+from cosmos_actor.weight_plane.shown_digest import shown
 
 if TYPE_CHECKING:
     from cosmos_actor.actors.run_directory import RunPaths
@@ -145,16 +146,16 @@ def _difference(role: str, proof: WeightsProof, published: WeightsProof | None) 
     if not proof.version:
         return "has published nothing yet" if role == PUBLISHER else "holds no weights yet"
     if proof.digest != proof.expected:
-        found = proof.digest[:DIGITS] or "nothing"
-        return (f"published {proof.version} as {proof.expected[:DIGITS]}, and what others pull now is {found}"
+        found = shown(proof.digest, "nothing")
+        return (f"published {proof.version} as {shown(proof.expected)}, and what others pull now is {found}"
                 if role == PUBLISHER else
-                f"took {proof.version} as {proof.expected[:DIGITS]}, and its engine now holds {found}")
+                f"took {proof.version} as {shown(proof.expected)}, and its engine now holds {found}")
     if published is None or not published.version:
         return "there is nothing published to compare it with"
     if proof.version != published.version:
         return f"holds {proof.version}, published is {published.version}"
     if proof.digest != published.expected:
-        return f"holds {proof.version} as {proof.digest[:DIGITS]}, published was {published.expected[:DIGITS]}"
+        return f"holds {proof.version} as {shown(proof.digest)}, published was {shown(published.expected)}"
     return ""
 
 
@@ -164,7 +165,7 @@ def _print(verdicts: list[Verdict]) -> None:
     made = table("actor", "weights", "digest now", "", "read in")
     for verdict in verdicts:
         cells: tuple[Any, ...] = (
-            verdict.actor, verdict.version or "–", verdict.digest[:DIGITS] or "–", verdict.word,
+            verdict.actor, verdict.version or "–", shown(verdict.digest, "–"), verdict.word,
             f"{verdict.seconds:.2f} s" if verdict.version else "–")
         made.add_row(*map(plain, cells))
     Console(highlight=False).print(made)

@@ -38,6 +38,7 @@ from cosmos_actor.roles.messages import (
     WeightsReport,
 )
 from cosmos_actor.weight_plane.manifest import Manifest
+from cosmos_actor.weight_plane.shown_digest import shown
 from cosmos_actor.weight_plane.version import Version
 
 if TYPE_CHECKING:
@@ -141,8 +142,8 @@ class Weights:
         for version, digest in made.weights.items():
             published = self._digests.get(version, "")
             if not published or digest != published:
-                raise UnprovenWeights(f"made with weights {version} of digest {_short(digest)}, published was "
-                                      f"{_short(published)}")
+                raise UnprovenWeights(f"made with weights {version} of digest {shown(digest)}, published was "
+                                      f"{shown(published)}")
         steps = {step for group in made.groups for step in (group.version_min, group.version_max) if step is not None}
         unnamed = sorted(step for step in steps if f"{self._epoch}.{step}" not in made.weights)
         if unnamed:
@@ -218,7 +219,7 @@ class Weights:
             self._blame_later(WEIGHTS_TOPIC, newest, link, report.problem)
         elif report.digest != newest.digest:
             self._blame(WEIGHTS_TOPIC, newest, link,
-                        f"holds digest {_short(report.digest)}, published was {_short(newest.digest)}")
+                        f"holds digest {shown(report.digest)}, published was {shown(newest.digest)}")
         self._held[report.actor] = report
         self._reported.set()
 
@@ -256,7 +257,3 @@ class Weights:
         return (newest is not None and newest.version == self.published and report is not None
                 and (report.epoch, report.step) == (newest.version.epoch, newest.version.step)
                 and report.digest == newest.digest)
-
-
-def _short(digest: str) -> str:
-    return digest[:12] or "unknown"

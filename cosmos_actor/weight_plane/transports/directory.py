@@ -3,7 +3,7 @@
     <directory>/<run>/0.12/model-00001-of-00002.safetensors ...   named tensors, as Hugging Face names and splits them
                            model.safetensors.index.json           the table that transformers looks for
                            manifest.json                          digests of every tensor; written last
-    <directory>/<run>/.0.13-1f2e.../                              being written, or left by a writer that died
+    <directory>/<run>/.0.13-making-1f2e.../                       being written, or left by a writer that died
 
 A version is there when its manifest is: it is written under another name and renamed. On an object store, which has no
 rename, the manifest is the last object of it. Readers verify every tensor, against

@@ -7,6 +7,7 @@ file that says it is whole as the last.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from cosmos_actor.weight_plane.errors import WeightError
 
 SETTING = "weights.directory"
 LOCAL = "file://"
+MAKING, GOING = "making", "going"
+OWN = re.compile(rf"\..+-({MAKING}|{GOING})-[0-9a-f]{{8}}")
+"""Hidden folders of a local directory that were made here. Whatever else is hidden there is somebody else's."""
 
 
 class DirectoryUnusable(WeightError):
@@ -71,8 +75,9 @@ class LocalFiles:
         place = self._root / home
         place.mkdir(parents=True, exist_ok=True)
         for left in place.glob(".*"):
-            shutil.rmtree(left, ignore_errors=True)  # Of a writer that died.
-        hidden = place / f".{name}-{secrets.token_hex(4)}"
+            if OWN.fullmatch(left.name):
+                shutil.rmtree(left, ignore_errors=True)  # Of a writer that died.
+        hidden = place / _hidden(name, MAKING)
         hidden.mkdir()
         try:
             yield _LocalMaking(hidden)
@@ -96,9 +101,13 @@ class LocalFiles:
 
     def delete(self, home: str, name: str) -> None:
         """At once for whoever lists; who has a file of it open goes on reading."""
-        going = self._root / home / f".{name}-going-{secrets.token_hex(4)}"
+        going = self._root / home / _hidden(name, GOING)
         os.rename(self._root / home / name, going)
         shutil.rmtree(going, ignore_errors=True)
+
+
+def _hidden(name: str, what: str) -> str:
+    return f".{name}-{what}-{secrets.token_hex(4)}"
 
 
 class _LocalMaking:

@@ -234,6 +234,21 @@ def test_a_writer_that_is_killed_half_way_leaves_the_older_version_and_the_next_
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["0.1", "0.3"]
 
 
+def test_what_is_hidden_beside_the_versions_and_not_of_a_writer_stays(tmp_path):
+    run = tmp_path / "run"
+    for name in (".git", ".0.1", ".snapshot-deadbeef", ".0.1-making-1234567", ".0.2-going-0123abcd",
+                 ".0.2-making-0123abcd"):
+        (run / name).mkdir(parents=True)
+        (run / name / "file").write_text("")
+    (run / ".nfs0001").write_text("")
+    directory = VersionDirectory(str(tmp_path), "run", keep=1)
+    for step in (1, 2):
+        directory.write(version(step), MODEL)
+    assert sorted(path.name for path in run.iterdir()) == [
+        ".0.1", ".0.1-making-1234567", ".git", ".nfs0001", ".snapshot-deadbeef", "0.2"]
+    assert (run / ".git" / "file").exists() and directory.versions() == [version(2)]
+
+
 def test_a_place_that_can_not_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DirectoryUnusable, match="version 0.1 could not be written: .*`weights.directory`"):

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -225,10 +226,14 @@ def free_run_directory(directory: Path | None, *, resume: bool = False) -> str:
 
 
 def _need_writable(directory: Path, setting: str = "run.run_dir") -> None:
-    """That the directory, or the one it would be made in, can be written."""
+    """That the directory, or the one it would be made in, can be written: permissions say so of /proc, too."""
     nearest = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise RunDirectoryUnusable(f"{nearest} can not be written", setting=setting)
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()  # without a name, where the file system can
+    except OSError as error:
+        raise RunDirectoryUnusable(f"{nearest} can not be written: {error.strerror}", setting=setting) from error
 
 
 def _has_doors(settings: RunSettings, *, inproc: bool) -> bool:

@@ -221,6 +221,15 @@ def test_a_transport_of_weights_that_can_not_serve_is_refused_by_name(cli: Cli, 
         answer = cli("check", "grpo-arithmetic", *(word for one in sets for word in ("--set", one)))
         assert answer.code == 2 and line in answer.err, (sets, answer.err)
     assert cli("check", "grpo-arithmetic", "--set", "weights.directory=file://" + str(here / "versions")).code == 0
+    assert [path.name for path in here.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("setting", "place"), [
+    ("weights.directory", "/proc/versions"), ("weights.directory", "file:///proc/a/b"), ("run.run_dir", "/proc/run")])
+def test_a_place_where_nothing_can_be_made_is_refused_whatever_its_permissions_say(
+        cli: Cli, setting: str, place: str) -> None:
+    error = cli("check", "grpo-arithmetic", "--set", f"{setting}={place}").error
+    assert error.startswith("/proc can not be written") and error.endswith(f"(setting `{setting}`)")
 
 
 @pytest.mark.parametrize("model", ["tiny:qwen3", "directory"])

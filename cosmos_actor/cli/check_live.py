@@ -50,16 +50,21 @@ def check_live(run: str, *, as_json: bool) -> int:
     return 1 if any(edge.bad for edge in found) else 0
 
 
+class StillStarting(NotFound):
+    """It runs, and has no head yet, or never will have one."""
+
+
 def whom_to_ask(paths: RunPaths, setting: str = "--live") -> dict[str, tuple[str, str]]:
-    """Actor -> its role and address, as the head last wrote them. Raises NotFound for a run that is not up."""
+    """Actor -> its role and address, as the head last wrote them. Raises NotFound for a run that is not up,
+    StillStarting while it has no head."""
     from cosmos_actor.cli.run_state import read_status
     status = read_status(paths)
     head = str(status.get("head") or "")
     if paths.owner_pid() is None:
         raise NotFound(f"{paths.root} is not running, so nobody can be asked", setting=setting)
     if not head.startswith("tcp://"):
-        raise NotFound(f"{paths.root} is still starting, or runs in one process: nobody can dial its actors",
-                       setting=setting)
+        raise StillStarting(f"{paths.root} is still starting, or runs in one process: nobody can dial its actors",
+                            setting=setting)
     members = {member["actor"]: (member["role"], member["address"]) for member in status.get("members", ())
                if not member["leaving"]}
     return {REGISTRY_ACTOR: (REGISTRY, head), **members}

@@ -92,21 +92,74 @@ def command(
 
 
 async def verify(paths: RunPaths, deadline_s: float) -> list[Verdict]:
-    """What all hold. Those that hold nothing yet, or another version than the newest, are asked again until they do, or
-    time is up."""
-    from cosmos_actor.cli.check_live import asking, whom_to_ask
-    asked = {actor: where for actor, where in whom_to_ask(paths, "RUN").items() if where[0] in (PUBLISHER, ENGINES)}
-    until = time.monotonic() + deadline_s
+    """What all hold. Those that have not come yet, hold nothing yet, or another version than the newest, are asked
+    again until they do, or time is up. Raises StillStarting for a run in one process."""
+    from cosmos_actor.cli.check_live import asking
+    until, told = time.monotonic() + deadline_s, Told()
+    while not (present := _present(paths)) and (missing := _wanted(paths)) and time.monotonic() + AGAIN_S < until:
+        told.waiting_for(missing)
+        await asyncio.sleep(AGAIN_S)
+    if not present:
+        return [_missing(actor, deadline_s) for actor in sorted(_wanted(paths))]
     async with asking(paths) as bus:
         while True:
+            present = _present(paths) or present
             said = await asyncio.gather(*(
-                _ask(bus, actor, *where, until, deadline_s) for actor, where in asked.items()))
-            verdicts = compare({actor: (asked[actor][0], answer)
-                                for actor, answer in zip(asked, said, strict=True)})
-            wrong = [verdict for verdict in verdicts if not verdict.equal]
-            if not wrong or not all(verdict.passing for verdict in wrong) or time.monotonic() + AGAIN_S > until:
-                return verdicts
+                _ask(bus, actor, *where, until, deadline_s) for actor, where in present.items()))
+            found = compare({actor: (present[actor][0], answer)
+                             for actor, answer in zip(present, said, strict=True)})
+            missing = _wanted(paths) - present.keys()
+            wrong = [verdict for verdict in found if not verdict.equal]
+            late = time.monotonic() + AGAIN_S > until
+            if late or not (wrong or missing) or not all(verdict.passing for verdict in wrong):
+                return [*found, *(_missing(actor, deadline_s) for actor in sorted(missing))]
+            told.waiting_for(missing)
             await asyncio.sleep(AGAIN_S)
+
+
+class Told:
+    """Who is waited for, said once for each who."""
+
+    def __init__(self) -> None:
+        self._last: set[str] = set()
+
+    def waiting_for(self, missing: set[str]) -> None:
+        if missing and missing != self._last:
+            typer.echo(f"waiting for {', '.join(sorted(missing))} to come", err=True)
+        self._last = missing
+
+
+def _present(paths: RunPaths) -> dict[str, tuple[str, str]]:
+    """Policy and rollouts that are there -> role and address. Empty while the run is still starting."""
+    from cosmos_actor.cli.check_live import StillStarting, whom_to_ask
+    try:
+        asked = whom_to_ask(paths, "RUN")
+    except StillStarting:
+        if not _wanted(paths) or _in_one_process(paths):
+            raise
+        return {}
+    return {actor: where for actor, where in asked.items() if where[0] in (PUBLISHER, ENGINES)}
+
+
+def _wanted(paths: RunPaths) -> set[str]:
+    """Policy and rollouts that the run itself keeps alive, as far as its directory says already."""
+    from cosmos_actor.cli.check_live import planned
+    if not paths.configuration.exists():
+        return set()
+    return {actor for actor in planned(paths) if actor.rpartition("-")[0] in (PUBLISHER, ENGINES)}
+
+
+def _in_one_process(paths: RunPaths) -> bool:
+    """It has done a step, and started no process."""
+    from cosmos_actor.actors.json_lines import read_json_lines
+    events = read_json_lines(paths.events, skip_damaged=True)
+    return bool(read_json_lines(paths.metrics, skip_damaged=True)) and not any(
+        event.get("event") == "started" for event in events)
+
+
+def _missing(actor: str, deadline_s: float) -> Verdict:
+    why = f"has not come within {deadline_s:g} s (see `cosmos-actor status`); it may need a longer --deadline"
+    return Verdict(actor, actor.rpartition("-")[0], "", "", "", False, why, 0.0, False)
 
 
 async def _ask(bus: Bus, actor: str, role: str, address: str, until: float, deadline_s: float) -> WeightsProof | str:

@@ -22,6 +22,8 @@ from cosmos_actor.bus import Bus, Identity, KeyRing, ZmqTransport, new_incarnati
 from cosmos_actor.cli.run_state import published_weights, weights_of
 from cosmos_actor.cli.status import held_line
 from cosmos_actor.cli.weights import compare
+from cosmos_actor.recipes.resolve import resolve
+from cosmos_actor.recipes.resolved import resolved_text
 from cosmos_actor.roles.messages import AskWeights, WeightsProof
 from tests.cli import heads
 from tests.cli.conftest import Cli
@@ -171,6 +173,48 @@ def test_those_that_hold_nothing_yet_are_asked_again_as_the_first_version_is_on_
     assert (answer.code, answer.err) == (0, "") and "published" in answer.out and "equal" in answer.out
 
 
+def plan(root: Path, rollouts: int) -> None:
+    """The run says which actors it keeps alive."""
+    settings = resolve("grpo-arithmetic", [f"rollout.count={rollouts}"])
+    (root / "config.resolved.toml").write_text(resolved_text(settings))
+
+
+def test_in_a_runs_first_seconds_who_is_still_to_come_is_waited_for_and_named(cli: Cli, here: Path) -> None:
+    async def scenario() -> Any:
+        async with running(here / "run", policy_0=proof(), rollout_0=proof(), rollout_1=proof()):
+            plan(here / "run", 2)
+            status = here / "run" / "status.json"
+            whole = json.loads(status.read_text())
+            status.unlink()
+            asked = asyncio.ensure_future(heads.beside(cli, "weights", "verify", "run"))
+            for members in (whole["members"][:2], whole["members"]):
+                await asyncio.sleep(1.5)
+                assert not asked.done()
+                scratch = here / "scratch"
+                scratch.write_text(json.dumps({**whole, "members": members}))
+                scratch.replace(status)
+            return await asked
+
+    answer = asyncio.run(asyncio.wait_for(scenario(), 60.0))
+    assert answer.code == 0 and answer.out.count("equal") == 2
+    assert answer.err.splitlines() == [
+        "waiting for policy-0, rollout-0, rollout-1 to come", "waiting for rollout-1 to come"]
+
+
+@pytest.mark.parametrize("status", [True, False])
+def test_one_that_does_not_come_is_named_when_the_deadline_is_over(cli: Cli, here: Path, status: bool) -> None:
+    async def scenario() -> Any:
+        async with running(here / "run", policy_0=proof()):
+            plan(here / "run", 1)
+            if not status:
+                (here / "run" / "status.json").unlink()
+            return await heads.beside(cli, "weights", "verify", "run", "--deadline", "1")
+
+    answer = asyncio.run(asyncio.wait_for(scenario(), 60.0))
+    assert answer.code == 1 and "error: rollout-0: has not come within 1 s" in answer.err
+    assert ("error: policy-0: has not come" in answer.err) is not status
+
+
 def test_who_holds_nothing_or_does_not_answer_is_not_called_unequal(cli: Cli, here: Path) -> None:
     answer = ask(cli, here, "--deadline", "0.5", policy_0=proof("", "", ""), rollout_0=None)
     assert answer.code == 1 and "NOT EQUAL" not in answer.out
@@ -180,8 +224,17 @@ def test_who_holds_nothing_or_does_not_answer_is_not_called_unequal(cli: Cli, he
 
 
 def test_a_run_without_rollouts_or_one_that_is_not_up_proves_nothing(cli: Cli, here: Path) -> None:
-    answer = ask(cli, here, policy_0=proof())
+    async def scenario() -> Any:
+        async with running(here / "run", policy_0=proof()):
+            plan(here / "run", 0)
+            return await heads.beside(cli, "weights", "verify", "run")
+
+    answer = asyncio.run(asyncio.wait_for(scenario(), 60.0))
     assert answer.code == 1 and answer.err == "error: no rollout takes part in this run\n"
     make_run(here / "ended", metrics=[])
     assert "is not running, so nobody can be asked (setting `RUN`)" in cli("weights", "verify", "ended").error
+    with RunDirectory.create(here / "inproc", "digest", run_id="inproc") as directory:
+        plan(directory.root, 1)
+        directory.metrics.write_text('{"step": 1}\n')
+        assert "or runs in one process" in cli("weights", "verify", "inproc").error
     assert "there is no `weights compare`; there is `weights verify`" in cli("weights", "compare").error

@@ -54,9 +54,16 @@ def write_report(run_directory: Path, *, outcome: str = "", ok: bool | None = No
     write_whole(paths.report, report_page(ReportInput(
         name=str(settings.get("run.name") or paths.root.name), view=view, outcome=outcome, ok=ok,
         settings=settings, digest=digest, balance=read_balance(paths),
-        episodes=read_json_lines(paths.episodes, skip_damaged=True),
+        episodes=[_with_its_video(episode, paths) for episode in read_json_lines(paths.episodes, skip_damaged=True)],
         failures=[event for event in events if event["event"] == "simulator_failed"])))
     return paths.report
+
+
+def _with_its_video(episode: Mapping[str, Any], paths: RunPaths) -> Mapping[str, Any]:
+    """Without the name of one that is kept no longer."""
+    if "video" not in episode or (paths.root / str(episode["video"])).is_file():
+        return episode
+    return {name: value for name, value in episode.items() if name != "video"}
 
 
 def read_balance(paths: RunPaths) -> dict[str, Any] | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +12,11 @@ from cosmos_actor.actors.experience import Group, Task
 from cosmos_actor.actors.handle import Handle
 from cosmos_actor.actors.json_lines import JsonLinesWriter, read_json_lines, truncate_after_step
 from cosmos_actor.actors.messages import Member
-from cosmos_actor.actors.run_directory import write_whole
 from cosmos_actor.bus import BusError, Link
 from cosmos_actor.job.clients import Producer
 from cosmos_actor.job.intake import Experience
 from cosmos_actor.job.sinks import make_sinks
+from cosmos_actor.job.videos import prune, write_videos
 from cosmos_actor.roles.control_messages import (
     DESCRIPTION_TOPIC,
     CollectRequest,
@@ -29,7 +27,7 @@ from cosmos_actor.roles.control_messages import (
 )
 from cosmos_actor.roles.evaluator import DONE
 from cosmos_actor.roles.unit_source import trials
-from cosmos_actor.simulator_bridge.contract import FAILURE, SUCCESS, UNKNOWN, Description, WorkUnit
+from cosmos_actor.simulator_bridge.contract import SUCCESS, UNKNOWN, Description, WorkUnit
 
 if TYPE_CHECKING:
     from cosmos_actor.job.job import Job
@@ -39,10 +37,6 @@ EVALUATION = "eval"
 """`phase` of an episode that nobody trained on."""
 ACTING = ("rollout", "reference")
 """Roles that make a network of what the simulators are, and can be replaced at any time."""
-UNFIT = re.compile(r"[^\w.-]+", re.ASCII)
-"""What a file's name has no room for."""
-LONGEST_NAME = 120
-"""Characters of a task in it; file systems have 255 bytes."""
 SAY_S = 2.0
 """Of the deadline, for the rollout to say that nobody has attached: that is more than that the time is over."""
 
@@ -116,18 +110,10 @@ class Simulators(Producer):
                      videos: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
         """Unit -> `{"video": path}`. A disk that is full is an event and no end of the run."""
         paths, named = self._job.paths, {}
-        folder = paths.videos / f"step_{step:06d}"
         try:
-            if folder.exists():  # of this evaluation, before the run went back
-                shutil.rmtree(folder)
-            for record in records:
-                if record["unit"] in videos:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    path = folder / video_name(record)
-                    if path.exists():  # of a task whose name is the same but for what no file's name has
-                        path = path.with_name(f"{len(named)}-{path.name}")
-                    write_whole(path, videos[record["unit"]])
-                    named[record["unit"]] = {"video": path.relative_to(paths.root).as_posix()}
+            for unit, path in write_videos(paths.videos, step, records, videos):
+                named[unit] = {"video": path.relative_to(paths.root).as_posix()}
+            prune(paths.videos, step, self._job.settings.sim.keep_videos)
         except OSError as error:
             self._job.tell("simulator_not_filmed", text=f"videos can not be written: {error}")
         return named
@@ -190,13 +176,6 @@ class Simulators(Producer):
 
     async def _on_event(self, event: SimulatorEvent, link: Link) -> None:
         self._job.tell(f"simulator_{event.what}", rollout=link.peer.actor, **event.facts)
-
-
-def video_name(record: Mapping[str, Any]) -> str:
-    """TASK-trial-007-success.mp4"""
-    task, _, trial = str(record["unit"]).rpartition("/")
-    outcome = {SUCCESS: "success", FAILURE: "failure"}.get(record["success"], "ended")
-    return f"{UNFIT.sub('_', task)[:LONGEST_NAME]}-trial-{trial.zfill(3)}-{outcome}.mp4"
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

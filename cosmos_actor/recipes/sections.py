@@ -202,6 +202,8 @@ class SimulatorSection(ProcessSettings):
     failed_videos: NonNegativeInt = setting(
         3, "further trials of each task that are kept as videos because they failed, with what the policy saw",
         unit="episodes", resumable=True)
+    keep_videos: NonNegativeInt = setting(
+        10, "the newest evaluations whose videos are kept; 0 = all", unit="evaluations", resumable=True)
     fragment_steps: PositiveInt = setting(
         128, "steps of one fragment; data.prompts_per_step of them make a training step", unit="steps")
     embodiment: str = setting("", "digest of the EmbodimentMap that simulators must have; empty = as the first has")

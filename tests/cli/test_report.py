@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_a_run_without_any_file_has_a_report(tmp_path: Path) -> None:
     page = write_report(tmp_path).read_text(encoding="utf-8")
     check(page)
     assert "The settings could not be read." in page and "not over" in page
+
+
+def test_a_video_that_is_kept_no_longer_is_not_offered(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    names = [f"videos/step_{step:06d}/reach-trial-000-success.mp4" for step in (1, 2)]
+    (run / names[1]).parent.mkdir(parents=True)
+    (run / names[1]).write_bytes(b"")
+    (run / "episodes.jsonl").write_text("".join(json.dumps({
+        "phase": "eval", "step": step, "unit": "reach/0", "task": "reach", "seed": 1, "attempt": 0, "initial_state": -1,
+        "success": 1, "outcome": "done", "return": 1.0, "length": 3, "actor": "simulator-0", "video": name}) + "\n"
+        for step, name in enumerate(names, 1)))
+    page = write_report(run).read_text(encoding="utf-8")
+    assert f'src="{names[1]}"' in page and names[0] not in page
 
 
 def test_what_others_wrote_can_not_become_markup() -> None:

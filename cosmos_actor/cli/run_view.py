@@ -19,6 +19,9 @@ RECENT_STEPS = 10
 """Steps that a time estimate looks at: enough to even out checkpoints, few enough to follow a change."""
 FAILURES = ("failed_to_start", "gave_up")
 """Ends of a job that nobody asked for."""
+BESIDE_AN_END = ("exited", "killing", "leftovers", "rewind", "simulator_gone", "departed")
+"""What comes between a controller that misses an actor and the word that all are stopped for it: a life is over before
+its end is known."""
 MEASURED = frozenset({"loss/total", "reward/mean"})
 """A line with one of these is a step's own line; one without is an evaluation."""
 
@@ -54,6 +57,8 @@ class RunView:
         self.rewinds = 0
         self._stopping = False
         """All actors are being stopped: that the controller misses one of them is neither news nor a cause."""
+        self._held: list[str] = []
+        """Lines about rewinds that may yet turn out to be that."""
 
     def add_metrics(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -71,8 +76,19 @@ class RunView:
             self.evaluations = [point for point in self.evaluations if point[0] < step]
 
     def add_events(self, records: Iterable[Record]) -> list[str]:
-        """Fold supervisor events in; returns the lines a person should see (an actor died, joined, left)."""
-        return [line for line in map(self._add_event, records) if line]
+        """Fold supervisor events in; returns the lines a person should see (an actor died, joined, left).
+
+        That the job went back is said once another event shows that it goes on.
+        """
+        lines: list[str] = []
+        for record in records:
+            line = self._add_event(record)
+            if self._held and record.get("event") not in BESIDE_AN_END:
+                lines += [] if self._stopping else self._held
+                self.rewinds -= len(self._held) if self._stopping else 0
+                self._held = []
+            lines += [line] if line else []
+        return lines
 
     def _add_event(self, record: Record) -> str:
         name, kind = str(record.get("actor") or ""), str(record.get("event") or "")
@@ -82,7 +98,8 @@ class RunView:
             if self._stopping:
                 return ""
             self.rewinds += 1
-            return f"back to the latest checkpoint: {record.get('reason')}"
+            self._held.append(f"back to the latest checkpoint: {record.get('reason')}")
+            return ""
         if kind == "standstill":
             return f"nothing got done for {compact(number(record, 'for_s'), 0)} s: {record.get('why')}; stacks in logs/"
         if kind.startswith(f"{SIMULATOR}_"):

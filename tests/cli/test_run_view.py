@@ -33,19 +33,34 @@ def test_a_rewind_forgets_what_lay_behind_it() -> None:
     assert view.evaluations == [(0, 0.1)]
 
 
+GONE = {"event": "rewind", "reason": "policy-0 is gone"}
+BACK = "back to the latest checkpoint: policy-0 is gone"
+
+
 def test_rewinds_are_counted_from_events_since_the_metrics_forget_them() -> None:
     view = RunView()
-    assert view.add_events([{"event": "rewind", "reason": "policy-0 is gone"}]) == [
-        "back to the latest checkpoint: policy-0 is gone"]
-    assert view.rewinds == 1
+    assert view.add_events([GONE]) == [] and view.rewinds == 1
+    again = {"event": "restarting", "actor": "policy-0", "reason": "killed by SIGKILL"}
+    assert view.add_events([{"event": "exited", "actor": "policy-0", "reason": "killed by SIGKILL"}, again]) == [
+        BACK, "policy-0: killed by SIGKILL; starting it again"]
+    assert view.rewinds == 1 and view.add_events([again])[0] != BACK
 
 
 def test_what_the_controller_misses_while_all_are_stopped_is_not_told() -> None:
-    view, gone = RunView(), {"event": "rewind", "reason": "policy-0 is gone"}
-    assert view.add_events([{"event": "stopping", "kind": "stopped", "reason": "reward-0: exit 2"}, gone, gone]) == []
+    view = RunView()
+    assert view.add_events([{"event": "stopping", "kind": "stopped", "reason": "reward-0: exit 2"}, GONE, GONE]) == []
     assert view.rewinds == 0
-    resumed = [{"event": "started", "actor": "registry-0", "role": "registry"}, gone]
-    assert view.add_events(resumed) == ["back to the latest checkpoint: policy-0 is gone"]
+    resumed = [{"event": "started", "actor": "registry-0", "role": "registry"}, GONE]
+    assert view.add_events([*resumed, {"event": "ready", "actor": "policy-0"}]) == [BACK]
+
+
+def test_whom_the_controller_missed_just_before_all_are_stopped_for_it_is_not_told_either() -> None:
+    """Its links are closed before its process has ended."""
+    view = RunView()
+    assert view.add_events([GONE]) == []
+    assert view.add_events([{"event": "exited", "actor": "policy-0", "reason": "exit 2: error: no such layer"}]) == []
+    assert view.add_events([{"event": "stopping", "kind": "stopped", "reason": "policy-0: exit 2"}, GONE]) == []
+    assert view.rewinds == 0
 
 
 def test_an_evaluation_is_no_step() -> None:

@@ -30,6 +30,18 @@ class Licensed:
         print("error: the grader's licence is over (setting `data.task`)", file=sys.stderr, flush=True)
         os._exit(2)
 """
+UNLICENSED_MODEL = """
+import os
+
+if "UNLICENSED" in os.environ:
+    from cosmos_actor.actors.errors import BadValue
+    from cosmos_actor.trainer import policy
+
+    def refuse(*arguments, **more):
+        raise BadValue("the model's licence is over", setting="policy.model")
+
+    policy.load_trained_model = refuse
+"""
 
 WHY = "exit 1: RuntimeError: no licence"
 
@@ -68,11 +80,16 @@ def test_a_role_that_can_not_be_set_up_ends_the_job_with_its_reason(run: Run, mo
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_when_an_actor_ends_the_job_nothing_else_is_told_than_why(run: Run, monkeypatch: pytest.MonkeyPatch):
-    """The policy is stopped before the controller, which then misses it."""
-    (run.recipe.parent / "licensed_task.py").write_text(LICENSED_TASK)
+@pytest.mark.parametrize(("actor", "settings", "line"), [
+    ("reward-0", ["data.task=licensed:make_task"], "the grader's licence is over (setting `data.task`)"),
+    ("policy-0", ["policy.env.UNLICENSED='yes'"], "the model's licence is over (setting `policy.model`)")])
+def test_when_an_actor_ends_the_job_nothing_else_is_told_than_why(
+        run: Run, monkeypatch: pytest.MonkeyPatch, actor: str, settings: list[str], line: str):
+    """The policy is stopped before the controller, which then misses it; or misses it before its process has ended."""
+    (run.recipe.parent / "licensed.py").write_text(LICENSED_TASK)
+    (run.recipe.parent / "sitecustomize.py").write_text(UNLICENSED_MODEL)
     monkeypatch.setenv("PYTHONPATH", str(run.recipe.parent), prepend=":")
-    run.wait(run.start(sets=["data.task=licensed_task:make_task"]), code=2)
+    run.wait(run.start(sets=settings), code=2)
     said = [line for line in run.output.read_text().splitlines() if not line.startswith("step ")]
     assert [line.partition(" ")[0] for line in said] == ["run", "ledger", "error:", "report"]
-    assert said[2] == "error: reward-0: exit 2: error: the grader's licence is over (setting `data.task`)"
+    assert said[2] == f"error: {actor}: exit 2: error: {line}"

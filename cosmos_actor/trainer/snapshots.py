@@ -17,14 +17,8 @@ import torch
 
 from cosmos_actor.trainer.model_weights import BUCKET_BYTES
 from cosmos_actor.weight_plane.device_digest import array_of
+from cosmos_actor.weight_plane.flat_pool import BUFFERS, NoFreeBuffer
 from cosmos_actor.weight_plane.manifest import ALIGNMENT_BYTES
-
-BUFFERS = 2
-"""One that is published from and one for the next version; a third version takes the place of the one that waits."""
-
-
-class NoFreeBuffer(RuntimeError):
-    """Both buffers are in use: whoever asks for a snapshot lets go of one first."""
 
 
 class Snapshot:

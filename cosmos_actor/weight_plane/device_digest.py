@@ -1,8 +1,13 @@
-"""`tensor_digest` of a torch tensor, computed on its device: 16 bytes a block come to the host, and no weights."""
+"""`tensor_digest` of a torch tensor, computed on its device: 16 bytes a block come to the host, and no weights.
+
+Sums are plain operations of torch. On a GPU where Triton is there, one kernel reads the bytes once instead; it is used
+after it has found the same sums as torch in this process, and never where it has not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -15,12 +20,23 @@ from cosmos_actor.weight_plane.digest import (
     digest_of_sums,
     keys,
     tensor_digests,
+    tensor_sums,
 )
+from cosmos_actor.weight_plane.flat_layout import FlatLayout, arranged
+
+log = logging.getLogger(__name__)
 
 CHUNK_BLOCKS = {"cpu": 16, "cuda": 512}
 """Blocks summed at a time. Products take eight bytes a word, which for 32 MiB stays in a large GPU's cache, and the
 launches cost little beside it."""
 WORD_BYTES = 4
+SCRATCH_BYTES = 1 << 30
+"""Into which tensors are packed for their digests, unless one alone is larger: a model needs no room for a second."""
+TRIAL_BLOCKS = 7
+"""Of the comparison of a kernel with torch: not a multiple of what one program of it sums."""
+
+SumBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""See `device_kernel.sum_blocks`."""
 
 
 def tensor_digest_on(tensor: torch.Tensor) -> bytes:
@@ -34,13 +50,63 @@ def weights_digest_on(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def tensor_digests_on(tensors: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
-    """Name -> `tensor_digest`. What is on the host is computed there, by numpy; for a device the host waits once."""
+    """Name -> `tensor_digest`. What is on the host is computed there, by numpy; on a device, a pass for many tensors,
+    which are packed for it."""
     found = tensor_digests({name: array_of(one) for name, one in tensors.items() if one.device.type == "cpu"})
-    elsewhere = {name: one for name, one in tensors.items() if name not in found}
-    sums = _to_host([block_sums_on(one) for one in elsewhere.values()])
-    found.update((name, digest_of_sums(dtype_name(one), one.shape, host))
-                 for (name, one), host in zip(elsewhere.items(), sums, strict=True))
+    elsewhere: dict[torch.device, dict[str, torch.Tensor]] = {}
+    for name, one in tensors.items():
+        if name not in found:
+            elsewhere.setdefault(one.device, {})[name] = one.detach()
+    for device, members in elsewhere.items():
+        found.update(tensor_digests_packed(members, device))
     return {name: found[name] for name in tensors}
+
+
+def tensor_digests_packed(
+    tensors: Mapping[str, torch.Tensor], device: torch.device, scratch_bytes: int = SCRATCH_BYTES
+) -> dict[str, bytes]:
+    """Name -> `tensor_digest` of tensors on one device. They are copied into one buffer of at most `scratch_bytes`, or
+    of the largest of them, over and over; one that is alone is read where it is."""
+    if len(tensors) == 1:
+        [(name, one)] = tensors.items()
+        return {name: tensor_digest_on(one)}
+    layout = arranged({name: (dtype_name(one), tuple(one.shape)) for name, one in tensors.items()}, scratch_bytes)
+    scratch = torch.zeros(max(layout.buckets), dtype=torch.uint8, device=device)
+    sums = []
+    for number, size in enumerate(layout.buckets):
+        if number:
+            scratch.zero_()
+        names = [name for name in layout.contents if layout.places[name].bucket == number]
+        copy_all([_view(scratch, layout, name, tensors[name].dtype) for name in names], [tensors[n] for n in names])
+        sums.append(block_sums_on(scratch[:size]))
+    return digests_of_sums(layout, sums_on_host(sums))
+
+
+def buffer_sums(buffers: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """[blocks, LANES] int64 of each buffer ([nbytes] uint8), on the host, to which they come in one copy."""
+    if buffers[0].device.type == "cpu":
+        found = tensor_sums({str(number): buffer.numpy() for number, buffer in enumerate(buffers)})
+        return [found[str(number)] for number in range(len(buffers))]
+    return sums_on_host([block_sums_on(buffer) for buffer in buffers])
+
+
+def digests_of_sums(layout: FlatLayout, sums: Sequence[np.ndarray]) -> dict[str, bytes]:
+    """Name -> `tensor_digest`. sums: [blocks, LANES] of each bucket."""
+    return {name: digest_of_sums(dtype, shape, sums[layout.places[name].bucket][layout.places[name].blocks])
+            for name, (dtype, shape) in layout.contents.items()}
+
+
+@torch.no_grad()
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each of `sources` into its target, cast where dtypes differ: hundreds of small tensors in a few launches."""
+    alike: dict[tuple[object, ...], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target.numel():
+            group = alike.setdefault((target.dtype, target.device, source.dtype, source.device), ([], []))
+            group[0].append(target)
+            group[1].append(source)
+    for into, out_of in alike.values():
+        torch._foreach_copy_(into, out_of)
 
 
 def block_sums_on(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,16 +114,50 @@ def block_sums_on(tensor: torch.Tensor) -> torch.Tensor:
     words = _words(tensor.detach())
     made = torch.zeros((-(-len(words) // BLOCK_WORDS), LANES), dtype=torch.int64, device=tensor.device)
     whole = len(words) // BLOCK_WORDS
-    rows = words[: whole * BLOCK_WORDS].view(whole, BLOCK_WORDS)
-    lanes = _keys(tensor.device)
-    step = CHUNK_BLOCKS.get(tensor.device.type, CHUNK_BLOCKS["cuda"])
-    for begin in range(0, whole, step):
-        for lane in range(LANES):
-            made[begin : min(begin + step, whole), lane] = (rows[begin : begin + step] * lanes[lane]).sum(1)
+    if whole:
+        (kernel_of(tensor.device) or sum_eagerly)(words[: whole * BLOCK_WORDS].view(whole, BLOCK_WORDS),
+                                                   _keys(tensor.device), made[:whole])
     rest = words[whole * BLOCK_WORDS :]
     if len(rest):
-        made[whole] = (rest * lanes[:, : len(rest)]).sum(1)
+        made[whole] = (rest * _keys(tensor.device)[:, : len(rest)]).sum(1)
     return made
+
+
+def sum_eagerly(words: torch.Tensor, lanes: torch.Tensor, sums: torch.Tensor) -> None:
+    """See `device_kernel.sum_blocks`; on every device."""
+    step = CHUNK_BLOCKS.get(words.device.type, CHUNK_BLOCKS["cuda"])
+    for begin in range(0, len(words), step):
+        for lane in range(LANES):
+            sums[begin : begin + step, lane] = (words[begin : begin + step] * lanes[lane]).sum(1)
+
+
+@lru_cache(maxsize=16)
+def kernel_of(device: torch.device) -> SumBlocks | None:
+    """Triton's kernel, if it works on `device`; None: torch's operations do."""
+    if device.type != "cuda":
+        return None
+    try:
+        from cosmos_actor.weight_plane.device_kernel import sum_blocks
+
+        if agrees(sum_blocks, device):
+            return sum_blocks
+        log.warning("the kernel for digests finds other sums than torch on %s: it is not used", device)
+    except Exception as error:  # of any kind: no triton, no compiler, a GPU that it does not know
+        log.info("digests are computed by torch's own operations on %s: %s: %s", device, type(error).__name__, error)
+    return None
+
+
+def agrees(sum_blocks: SumBlocks, device: torch.device) -> bool:
+    """Whether it finds the sums that torch finds, for words of every size and sign."""
+    drawn = torch.Generator().manual_seed(0)
+    words = torch.randint(-(1 << 31), (1 << 31) - 1, (TRIAL_BLOCKS, BLOCK_WORDS), generator=drawn, dtype=torch.int64)
+    words = words.to(torch.int32)
+    words[0], words[1, ::2], words[1, 1::2] = 0, -(1 << 31), (1 << 31) - 1
+    mine = words.to(device)
+    expected, found = (torch.zeros((TRIAL_BLOCKS, LANES), dtype=torch.int64, device=device) for _ in range(2))
+    sum_eagerly(mine, _keys(device), expected)
+    sum_blocks(mine, _keys(device), found)
+    return torch.equal(expected, found)
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -90,14 +190,12 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int32)
 
 
-def _to_host(sums: list[torch.Tensor]) -> list[np.ndarray]:
-    """All sums in one copy a device and one wait each."""
-    by_device: dict[torch.device, list[int]] = {}
-    for number, one in enumerate(sums):
-        by_device.setdefault(one.device, []).append(number)
-    found: dict[int, np.ndarray] = {}
-    for numbers in by_device.values():
-        host = torch.cat([sums[number] for number in numbers]).cpu().numpy()
-        ends = np.cumsum([len(sums[number]) for number in numbers])[:-1]
-        found.update(zip(numbers, np.split(host, ends), strict=True))
-    return [found[number] for number in range(len(sums))]
+def sums_on_host(sums: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """All of one device in one copy and one wait."""
+    host = torch.cat(list(sums)).cpu().numpy()
+    return np.split(host, np.cumsum([len(one) for one in sums])[:-1])
+
+
+def _view(buffer: torch.Tensor, layout: FlatLayout, name: str, dtype: torch.dtype) -> torch.Tensor:
+    place = layout.places[name]
+    return buffer[place.offset : place.offset + place.nbytes].view(dtype).view(layout.contents[name][1])

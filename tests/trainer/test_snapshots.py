@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from cosmos_actor.trainer.model_weights import host_copies
-from cosmos_actor.trainer.snapshots import NoFreeBuffer, Snapshots
+from cosmos_actor.trainer.snapshots import Snapshots
 from cosmos_actor.weight_plane.digest import weights_digest
+from cosmos_actor.weight_plane.flat_pool import NoFreeBuffer
 
 
 def model(seed: int = 0, device: str = "cpu") -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import torch
 from cosmos_actor.weight_plane.device_digest import buffer_sums, copy_all, digests_of_sums, tensor_digests_on
 from cosmos_actor.weight_plane.digest import combined_digest, tensor_digests
 from cosmos_actor.weight_plane.flat_layout import FlatLayout
+
+_numbers = count()
 
 Allocate = Callable[[int, torch.device], torch.Tensor]
 """(bytes, device) -> [bytes] uint8, zeros."""
@@ -34,6 +37,7 @@ class Flat:
 
     def __init__(self, layout: FlatLayout, device: torch.device, allocate: Allocate | None = None) -> None:
         self.layout, self.device = layout, device
+        self.number = next(_numbers)
         make = allocate or zeros
         self.buffers = [make(size, device) for size in layout.buckets]
         self._views = {name: self._view(name) for name in layout.contents}

@@ -27,8 +27,9 @@ NOWHERE = -1
 class Found:
     """A bucket that is being read: [nbytes] uint8 on the device."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: torch.Tensor, number: tuple[int, int]) -> None:
+        """`number`: of the flat in this process's life, and of the bucket in it."""
+        self.tensor, self.number = tensor, number
 
     def __len__(self) -> int:
         return self.tensor.nbytes
@@ -88,7 +89,7 @@ class FlatStore:
             lease = self._leases.get(generation)
             hold = None if lease is None else self._pool.hold(lease.hold.flat)
         try:
-            yield None if lease is None else Found(lease.hold.flat.buffers[lease.bucket])
+            yield None if lease is None else _found(lease)
         finally:
             if hold is not None:
                 hold.release()
@@ -100,3 +101,8 @@ class FlatStore:
             address=address, pid=os.getpid(), fd=NOWHERE, arena=self.arena_token, arena_bytes=nbytes, offset=0,
             nbytes=nbytes, dtype="uint8", shape=(nbytes,), generation=generation, token=self.token(generation),
             digest=b"")
+
+
+def _found(lease: _Lease) -> Found:
+    flat = lease.hold.flat
+    return Found(flat.buffers[lease.bucket], (flat.number, lease.bucket))

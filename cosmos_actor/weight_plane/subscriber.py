@@ -2,14 +2,15 @@
 
     nothing held, or no delta from there ──> every bucket                ──> private tensors
     the base of a delta, or of several   ──> what changed, into the base ──> the same tensors, changed in place
+    published from a GPU, and one here   ──> every bucket, past the host ──> views of a flat on this GPU
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from cosmos_actor.weight_plane.manifest import Manifest, TensorEntry
 from cosmos_actor.weight_plane.source import DirectSource, Reader, Source, bring_all, verified
 from cosmos_actor.weight_plane.version import NewestTaken, Version
 
+if TYPE_CHECKING:
+    from cosmos_actor.weight_plane.device_pull import DevicePull
+
 log = logging.getLogger(__name__)
 
 
@@ -27,14 +31,16 @@ class WeightSubscriber:
 
     def __init__(
         self, reader: Reader, run_id: str, source: Source | None = None, *, delta: DeltaUse = "never",
-        say: Callable[[str], None] = log.info
+        device: DevicePull | None = None, say: Callable[[str], None] = log.info
     ) -> None:
         """Without `source` every bucket comes from its owner. `delta`: when to take what changed instead of all.
 
+        `device`: how versions come to a GPU of this process, from those publishers where they can.
         `say` is told how versions come and why, when that changes.
         """
         self._source = source or DirectSource(reader)
         self._deltas = DeltaTaker(self._source, delta, say)
+        self._device = device
         self._taken = NewestTaken(run_id, "the subscriber")
         self._one_at_a_time = asyncio.Lock()
         self._counts = {"pulled": 0, "pulled_bytes": 0, "refused": 0}
@@ -44,8 +50,10 @@ class WeightSubscriber:
         """The newest version that a pull gave, None before the first."""
         return self._taken.newest
 
-    async def pull(self, manifest: Manifest, deadline_s: float) -> dict[str, np.ndarray]:
+    async def pull(self, manifest: Manifest, deadline_s: float) -> Mapping[str, Any]:
         """Name -> tensor in private, writable memory; bfloat16 as uint16.
+
+        From a GPU to one here: name -> torch tensor, views of a flat that is used again once the mapping was dropped.
 
         Where deltas are used the next one is applied to these tensors, in place once nobody else holds any of them, so
         that they stay what they are for whoever does; writing into them spoils the base.
@@ -57,14 +65,13 @@ class WeightSubscriber:
             try:
                 self._taken.check(manifest.version)
                 manifest.check()
-                tensors = await self._deltas.take(manifest, until)
+                tensors = await self._on_device(manifest, until, deadline_s)
                 if tensors is None:
-                    tensors = await self._whole(manifest, until, deadline_s)
+                    tensors = await self._on_host(manifest, until, deadline_s)
             except BaseException:
                 self._counts["refused"] += 1
                 raise
             self._taken.take(manifest.version)
-            self._source.whole([*manifest.buckets, *(delta.payload for delta in manifest.deltas)])
         self._counts["pulled"] += 1
         self._counts["pulled_bytes"] += manifest.nbytes
         return tensors
@@ -78,7 +85,22 @@ class WeightSubscriber:
     def statistics(self) -> dict[str, Any]:
         """Counts since the start and the newest version."""
         newest = None if self.newest is None else str(self.newest)
-        return {**self._counts, **self._deltas.statistics(), **self._source.statistics(), "newest": newest}
+        device = {} if self._device is None else self._device.statistics()
+        return {**self._counts, **self._deltas.statistics(), **self._source.statistics(), **device, "newest": newest}
+
+    async def _on_device(self, manifest: Manifest, until: float, deadline_s: float) -> Mapping[str, Any] | None:
+        """None: it comes through the host's memory."""
+        transport = None if self._device is None else self._device.transport_for(manifest)
+        if self._device is None or transport is None:
+            return None
+        return await self._device.pull(transport, manifest, until, deadline_s)
+
+    async def _on_host(self, manifest: Manifest, until: float, deadline_s: float) -> dict[str, np.ndarray]:
+        tensors = await self._deltas.take(manifest, until)
+        if tensors is None:
+            tensors = await self._whole(manifest, until, deadline_s)
+        self._source.whole([*manifest.buckets, *(delta.payload for delta in manifest.deltas)])
+        return tensors
 
     async def _whole(self, manifest: Manifest, until: float, deadline_s: float) -> dict[str, np.ndarray]:
         found = await bring_all(self._source, manifest, _verified, until, deadline_s, setting="weights.deadline_s")

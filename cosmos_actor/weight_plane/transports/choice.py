@@ -76,7 +76,7 @@ def choose(wanted: str, topology: Topology) -> Choice:
 def _best(topology: Topology) -> Choice:
     """The first that serves, from the quickest on. Between hosts NCCL comes only by name: it trusts the network."""
     refused = []
-    for name in ("nccl", "shm", "stream"):
+    for name in ("cuda_ipc", "nccl", "shm", "stream"):
         missing = _MISSING[name](topology)
         if not missing and (name != "nccl" or topology.one_host):
             return Choice(name, _described(topology, name))
@@ -95,6 +95,12 @@ def _stream(topology: Topology) -> str:
     return "" if topology.address else "the publisher serves no other host: it has no address"
 
 
+def _cuda_ipc(topology: Topology) -> str:
+    if not topology.one_gpu:
+        return "the two ends are not on one GPU"
+    return _lacks(topology, "torch", "cuda")
+
+
 def _nccl(topology: Topology) -> str:
     if not topology.two_gpus:
         return "the two ends are no two GPUs"
@@ -108,7 +114,8 @@ def _lacks(topology: Topology, *names: str) -> str:
     return "" if topology.address.startswith(RAW) else "the publisher has no raw:// address to meet at"
 
 
-_MISSING: dict[str, Callable[[Topology], str]] = {"shm": _shm, "stream": _stream, "nccl": _nccl}
+_MISSING: dict[str, Callable[[Topology], str]] = {
+    "shm": _shm, "stream": _stream, "cuda_ipc": _cuda_ipc, "nccl": _nccl}
 
 
 def _described(topology: Topology, transport: str) -> str:

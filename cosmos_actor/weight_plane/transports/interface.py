@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from cosmos_actor.bus.bulk.ref import BulkRef
 from cosmos_actor.weight_plane.errors import WeightError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class TransportRefused(WeightError):
@@ -46,6 +49,21 @@ class Transport(Protocol):
         ...
 
 
+class DeviceTransport(Protocol):
+    """Fetches a bucket into memory of the reader's device, and past the hosts; the same promises."""
+
+    device: torch.device
+
+    async def fetch_into(self, ref: BulkRef, target: torch.Tensor, *, deadline_s: float) -> None:
+        """Fill `target` ([nbytes] uint8), or raise what `Transport.fetch` does; then it may be written to until the
+        other end is given up, and is not to be used again."""
+        ...
+
+    async def lives(self, ref: BulkRef, *, deadline_s: float) -> None:
+        """Raises BulkGone if what `fetch_into` copied may have been freed meanwhile."""
+        ...
+
+
 @dataclass(frozen=True)
 class Kind:
     """One way for bytes: between which ends, and what it costs."""
@@ -61,6 +79,8 @@ KINDS = {
                    "one copy a side; encrypted (CURVE), or with a keyed digest a chunk, or plain: weights.protection"),
     "directory": Kind("whoever sees the same directory, this job or another, now or later",
                       "weights.directory; fsspec for what is no file:// path", "written once, read once, both in full"),
+    "cuda_ipc": Kind("two processes on one GPU", "torch with CUDA at both ends",
+                     "one copy within the GPU, out of the publisher's memory, which is mapped once"),
     "nccl": Kind("two GPUs, of one host or of two", "torch with CUDA at both ends",
                  "GPU to GPU; about a second for the group, once; nobody on that network may be hostile"),
 }

@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +24,8 @@ from typing import Any
 
 import torch
 
+from cosmos_actor.weight_plane.flat import aside
+from cosmos_actor.weight_plane.flat_store import Found
 from cosmos_actor.weight_plane.transports.giving import GivingRefused
 from cosmos_actor.weight_plane.transports.interface import TransportLost
 from cosmos_actor.weight_plane.transports.raw_wire import PAIR, Ask
@@ -37,9 +40,12 @@ GIVER_SILENT_S = 10.0
 """The giver's patience with a taker; the taker's own is bulk.overdue_s."""
 SLOWEST_BYTES = 50 << 20
 """A second more of patience for each: a slow network is no dead member."""
-SPIN_S = 0.002
+PIECES_AHEAD = 4
+"""Broadcasts asked of the backend before the first of them is done: between two GPUs one of 256 MiB takes less than a
+millisecond, and to wait for each would leave the wire idle for a tenth of it."""
+SPIN_S = 0.005
 """A bucket of 16 MiB takes 50 microseconds between two GPUs: a sleep would be most of it."""
-LOOK_S = 0.0002
+LOOK_S = 0.0001
 THROWN_AWAY_AFTER_S = 2.0
 """A group that is not torn down by then is left to its own thread."""
 _MEETING = struct.Struct("<H16s")
@@ -57,32 +63,34 @@ class PairGroup:
                               lambda: _make(backend, store, rank, host, device))
         self.broken = False
 
-    def broadcast(self, tensor: torch.Tensor, lost: Callable[[], bool], bound_s: float) -> None:
-        """From the giver's tensor into the taker's; `lost` tells when the other end is known to be gone."""
-        options = distributed.BroadcastOptions()
-        options.rootRank, options.rootTensor = GIVER, 0
-        options.timeout = timedelta(seconds=bound_s)
-        until = time.monotonic() + bound_s
+    def broadcast(self, tensor: torch.Tensor, lost: Callable[[], bool], silent_s: float = GIVER_SILENT_S,
+                  piece_bytes: int = 0) -> None:
+        """From the giver's tensor ([nbytes] uint8) into the taker's, in pieces of `piece_bytes`; 0: all at once.
+
+        `lost` tells when the other end is known to be gone. Who is silent is given up `bound_s` after a piece.
+        """
+        pieces = list(tensor.split(piece_bytes)) if piece_bytes else [tensor]
+        under_way: deque[tuple[Any, torch.Tensor]] = deque()
         try:
-            work = self._group.broadcast([tensor], options)
-            spinning_until = time.monotonic() + SPIN_S
-            while not work.is_completed():
-                now = time.monotonic()
-                if now > spinning_until:
-                    time.sleep(LOOK_S)
-                    if lost():
-                        raise TransportLost("the other member of the group is gone")
-                if now > until:
-                    raise TransportLost(f"the other member of the group is silent for {bound_s:g} s")
-            work.wait()
-            if self._device.type == "cuda":
-                torch.cuda.current_stream(self._device).synchronize()
+            with aside(self._device):
+                for piece in pieces:
+                    under_way.append((self._begin(piece, silent_s), piece))
+                    if len(under_way) >= PIECES_AHEAD:
+                        _await(*under_way.popleft(), lost, silent_s)
+                while under_way:
+                    _await(*under_way.popleft(), lost, silent_s)
         except RuntimeError as error:
             self.close()
             raise TransportLost(f"the group of two failed: {_first_line(error)}") from error
         except TransportLost:
             self.close()
             raise
+
+    def _begin(self, piece: torch.Tensor, silent_s: float) -> Any:
+        options = distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor = GIVER, 0
+        options.timeout = timedelta(seconds=PIECES_AHEAD * bound_s(piece.nbytes, silent_s))
+        return self._group.broadcast([piece], options)
 
     def close(self) -> None:
         """Tear it down on a thread of its own: with a member that is gone that may take as long as it likes."""
@@ -99,10 +107,10 @@ class PairGroup:
 class PairGiving:
     """How a server gives arrays by groups of two: one group for each asker."""
 
-    def __init__(self, device: str = "cpu", copies: Callable[[int], torch.Tensor | None] | None = None) -> None:
-        """`copies`: generation -> the array's bytes on the device, where the publisher keeps them there."""
+    def __init__(self, device: str = "cpu", freed: Callable[[int], bool] = lambda generation: False) -> None:
+        """`freed`: whether the array of a generation is not to be given any more; who is in the midst of it loses it."""
         self.device = torch.device(device)
-        self.copy_of = copies or (lambda generation: None)
+        self.freed = freed
 
     def to(self, asker: socket.socket) -> _PairTurn:
         return _PairTurn(self, asker)
@@ -120,11 +128,13 @@ class _PairTurn:
             return self._meet(ask)
         if self._group is None or self._group.broken:
             raise GivingRefused("there is no group for it yet")
-        tensor = self._giving.copy_of(ask.generation)
-        if tensor is None:
-            tensor = torch.from_numpy(found).to(self._giving.device)
-        group = self._group
-        return b"", lambda: group.broadcast(tensor, lambda: gone(self._asker), bound_s(len(found)))
+        giving, group = self._giving, self._group
+        tensor = found.tensor if isinstance(found, Found) else torch.from_numpy(found).to(giving.device)
+
+        def lost() -> bool:
+            return gone(self._asker) or giving.freed(ask.generation)
+
+        return b"", lambda: group.broadcast(tensor, lost, piece_bytes=ask.first)
 
     def close(self) -> None:
         if self._group is not None:
@@ -156,9 +166,24 @@ def take_part(backend: str, meeting: bytes, connection: socket.socket, device: t
     return PairGroup(backend, distributed.PrefixStore(name.hex(), store), TAKER, here, device)
 
 
-def bound_s(nbytes: int, silent_s: float = GIVER_SILENT_S) -> float:
+def bound_s(nbytes: int, silent_s: float) -> float:
     """How long a broadcast of so much may take before the other member of it counts as dead."""
     return silent_s + nbytes / SLOWEST_BYTES
+
+
+def _await(work: Any, piece: torch.Tensor, lost: Callable[[], bool], silent_s: float) -> None:
+    """Until it is done. Raises TransportLost, and RuntimeError of the backend."""
+    begun = time.monotonic()
+    limit_s = bound_s(piece.nbytes, silent_s)
+    while not work.is_completed():
+        waited = time.monotonic() - begun
+        if waited > SPIN_S:
+            time.sleep(LOOK_S)
+            if lost():
+                raise TransportLost("the other member of the group is gone, or what it gave was freed")
+        if waited > limit_s:
+            raise TransportLost(f"the other member of the group is silent for {limit_s:g} s")
+    work.wait()
 
 
 def gone(connection: socket.socket) -> bool:
@@ -181,11 +206,16 @@ def unusable(backend: str, device: torch.device) -> str:
     return "" if device.type == "cuda" and torch.cuda.is_available() else f"nccl wants a GPU, this end is on {device}"
 
 
+def gpu_number() -> int:
+    """Of the GPU that this process computes on, among those that it sees."""
+    return int(torch.cuda.current_device())
+
+
 def gpu() -> str:
     """UUID of the GPU that this process computes on; empty: none."""
     if not torch.cuda.is_available():
         return ""
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    return str(torch.cuda.get_device_properties(gpu_number()).uuid)
 
 
 def _make(backend: str, store: Any, rank: int, host: str, device: torch.device) -> Any:

@@ -20,9 +20,11 @@ from cosmos_actor.bus.errors import BulkGone, BusError, CorruptFrame, DeadlineEx
 from cosmos_actor.weight_plane.transports import raw_wire as wire
 from cosmos_actor.weight_plane.transports.interface import TransportLost
 from cosmos_actor.weight_plane.transports.outcome import Outcome
-from cosmos_actor.weight_plane.transports.pair import BACKENDS, PairGroup, bound_s, gone, take_part
+from cosmos_actor.weight_plane.transports.pair import BACKENDS, PairGroup, gone, take_part
 from cosmos_actor.weight_plane.transports.raw_connection import RawConnection
 
+PIECE_BYTES = 256 << 20
+"""Of one broadcast: between two GPUs as quick as one of gigabytes, and who is silent is noticed in the midst of a bucket."""
 ASKED_AHEAD = 8
 """Buckets asked for at a time: between two GPUs a bucket takes less than a question and its answer."""
 IDLE_S = 60.0
@@ -50,12 +52,18 @@ class PairTransport:
 
     async def fetch_tensor(self, ref: BulkRef, *, deadline_s: float) -> torch.Tensor:
         """[nbytes] uint8 on this end's device."""
+        target = torch.empty(ref.nbytes, dtype=torch.uint8, device=self.device)
+        await self.fetch_into(ref, target, deadline_s=deadline_s)
+        return target
+
+    async def fetch_into(self, ref: BulkRef, target: torch.Tensor, *, deadline_s: float) -> None:
+        """See `DeviceTransport.fetch_into`."""
         storage_dtype(ref, self.settings.max_array_bytes)
         member = self._members.get(ref.address)
         if member is None or not member.take_on():
             member = self._members[ref.address] = _Member(self, ref.address)
             member.take_on()
-        wish = _Wish(ref)
+        wish = _Wish(ref, target)
         member.wishes.put(wish)
         try:
             if await wish.outcome.wait(deadline_s):
@@ -71,6 +79,9 @@ class PairTransport:
                                f" the group is silent ({member.doing})", peer=ref.owner, channel="weights",
                                setting="weights.deadline_s")
 
+    async def lives(self, ref: BulkRef, *, deadline_s: float) -> None:
+        """What was given was not freed meanwhile: the giver holds it until it is out."""
+
     def check(self, ref: BulkRef) -> None:
         """What was taken stays."""
 
@@ -84,10 +95,10 @@ class PairTransport:
 
 
 class _Wish:
-    def __init__(self, ref: BulkRef) -> None:
-        self.ref = ref
+    def __init__(self, ref: BulkRef, target: torch.Tensor) -> None:
+        self.ref, self.target = ref, target
         self.ended = False
-        self.outcome: Outcome[torch.Tensor] = Outcome()
+        self.outcome: Outcome[None] = Outcome()
 
 
 class _Member:
@@ -172,7 +183,7 @@ class _Member:
         connection, group = self._connection, self._group
         assert connection is not None and group is not None
         self.doing = "the publisher was asked for it"
-        asks = [connection.ask(wire.PAIRED, wish.ref, 0, wish.ref.nbytes) for wish in batch]
+        asks = [connection.ask(wire.PAIRED, wish.ref, PIECE_BYTES, wish.ref.nbytes) for wish in batch]
         for wish, ask in zip(batch, asks, strict=True):
             ref = wish.ref
             self.doing = "the publisher was asked for it"
@@ -182,10 +193,8 @@ class _Member:
                 wish.outcome.fail(error)
                 continue
             self.doing = "it was being broadcast"
-            tensor = torch.empty(ref.nbytes, dtype=torch.uint8, device=self._transport.device)
-            bound = bound_s(ref.nbytes, self._transport.settings.overdue_s)
-            group.broadcast(tensor, lambda: gone(connection.socket), bound)
-            wish.outcome.bring(tensor)
+            group.broadcast(wish.target, lambda: gone(connection.socket), self._transport.settings.overdue_s, PIECE_BYTES)
+            wish.outcome.bring(None)
 
     def _meet(self, ref: BulkRef) -> None:
         self.doing = f"{self._address} was dialled"

@@ -28,8 +28,9 @@ ASK_BYTES = _ASK.size + PROOF_BYTES
 ANSWER_BYTES = _ANSWER.size
 MAX_TEXT_BYTES = 1024
 """Of anything in an answer but the array's bytes."""
-PLAIN, DIGESTED, PAIR, PAIRED = 1, 2, 3, 4
-"""Asks: bytes; bytes under a keyed digest; a group of two; bytes through it."""
+PLAIN, DIGESTED, PAIR, PAIRED, HANDLE, LIVES = 1, 2, 3, 4, 5, 6
+"""Asks: bytes; bytes under a keyed digest; a group of two; bytes through it; where the bytes lie on the device; whether
+they still do."""
 NO, YES = 0, 1
 LARGEST = (1 << 62) - 1
 
@@ -43,7 +44,7 @@ class Ask:
     """16 bytes: which life of which owner."""
     generation: int
     first: int
-    """First byte in the array; for PAIR the backend."""
+    """First byte in the array; for PAIR the backend, for PAIRED the bytes of each broadcast, 0: all at once."""
     length: int
     """Bytes."""
 
@@ -78,7 +79,7 @@ def pack_ask(ask: Ask, token: bytes, challenge: bytes) -> bytes:
 def unpack_ask(data: bytes) -> tuple[Ask, bytes]:
     """(the ask, its proof). Raises CorruptFrame."""
     kind, number, arena, generation, first, length = _ASK.unpack(data[: _ASK.size])
-    if kind not in (PLAIN, DIGESTED, PAIR, PAIRED) or max(generation, first, length) > LARGEST:
+    if kind not in (PLAIN, DIGESTED, PAIR, PAIRED, HANDLE, LIVES) or max(generation, first, length) > LARGEST:
         raise CorruptFrame(f"ask of kind {kind} for bytes {first} + {length}", channel="weights")
     return Ask(kind, number, arena, generation, first, length), data[_ASK.size:]
 

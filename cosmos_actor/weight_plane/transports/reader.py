@@ -17,7 +17,7 @@ from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.bus.errors import BusError
 from cosmos_actor.bus.identity import host_id
 from cosmos_actor.weight_plane.transports.choice import RAW, Choice, End, Topology, choose
-from cosmos_actor.weight_plane.transports.interface import Transport
+from cosmos_actor.weight_plane.transports.interface import DeviceTransport
 from cosmos_actor.weight_plane.transports.raw_client import RawClient
 from cosmos_actor.weight_plane.transports.raw_socket import device_of
 
@@ -30,6 +30,10 @@ class BulkReader(Protocol):
     settings: BulkSettings
 
     async def fetch(self, ref: BulkRef, *, deadline_s: float, silent_s: float | None = None) -> np.ndarray: ...
+
+    def to_device(self, ref: BulkRef) -> DeviceTransport | None:
+        """What brings this bucket to the GPU of this process; None: it comes through the host's memory."""
+        return self._device_transport(self._choice(ref).transport)
 
     def is_local(self, ref: BulkRef) -> bool: ...
 
@@ -51,7 +55,8 @@ class TransportReader:
         """`wanted`: weights.transport; `device` is asked when it matters: the UUID of the GPU that wants the bytes."""
         self._bulk, self._wanted, self._device, self._say = bulk, wanted, device, say
         self._raw = RawClient(bulk.settings, streams=streams, digested=digested)
-        self._pairs: Transport | None = None
+        self._on_devices: dict[str, Any] = {}
+        """"nccl" and "cuda_ipc", once they are used: they load torch."""
         self._choices: dict[tuple[str, str, str], Choice] = {}
         self._newest: Choice | None = None
         self._counts: Counter[str] = Counter()
@@ -71,6 +76,10 @@ class TransportReader:
             self._counts["fetches"] += 1
             self._seconds += time.monotonic() - begun
 
+    def to_device(self, ref: BulkRef) -> DeviceTransport | None:
+        """What brings this bucket to the GPU of this process; None: it comes through the host's memory."""
+        return self._device_transport(self._choice(ref).transport)
+
     def is_local(self, ref: BulkRef) -> bool:
         """Whether `fetch` gives a view of the publisher's memory."""
         return self._choice(ref).transport == "shm"
@@ -84,26 +93,34 @@ class TransportReader:
         newest = self._newest
         return {**self._counts, "seconds": self._seconds, "transport": "" if newest is None else newest.transport,
                 "reason": "" if newest is None else newest.reason, "raw": self._raw.statistics(),
-                "bulk": self._bulk.statistics(), "pairs": {} if self._pairs is None else self._pairs.statistics()}
+                "bulk": self._bulk.statistics(), "on_devices": {name: one.statistics()
+                                                                for name, one in self._on_devices.items()}}
 
     def close(self) -> None:
         """End its own transports; the bulk plane's reader is its owner's."""
         self._raw.close()
-        if self._pairs is not None:
-            self._pairs.close()
+        for transport in self._on_devices.values():
+            transport.close()
 
     def _transport(self, ref: BulkRef) -> Any:
         choice = self._choice(ref)
-        if choice.transport == "nccl":
-            if self._pairs is None:
-                self._pairs = self._make_pairs()
-            return self._pairs
+        found = self._device_transport(choice.transport)
+        if found is not None:
+            return found
         return self._raw if choice.transport == "stream" and ref.address.startswith(RAW) else self._bulk
 
-    def _make_pairs(self) -> Transport:
-        from cosmos_actor.weight_plane.transports.paired import PairTransport
+    def _device_transport(self, name: str) -> Any:
+        if name not in ("nccl", "cuda_ipc"):
+            return None
+        if name not in self._on_devices:
+            from cosmos_actor.weight_plane.transports.mapped import MappedTransport
+            from cosmos_actor.weight_plane.transports.pair import gpu_number
+            from cosmos_actor.weight_plane.transports.paired import PairTransport
 
-        return PairTransport(self._bulk.settings, "nccl", "cuda")
+            device, settings = f"cuda:{gpu_number()}", self._bulk.settings
+            self._on_devices[name] = (MappedTransport(settings, device) if name == "cuda_ipc" else
+                                      PairTransport(settings, "nccl", device))
+        return self._on_devices[name]
 
     def _choice(self, ref: BulkRef) -> Choice:
         life = (ref.owner, ref.incarnation, ref.address)

@@ -23,7 +23,9 @@ UNMAPPABLE = replace(ONE_HOST, unmappable="/proc is another one")
     (TWO_HOSTS, "stream", "two hosts; ZeroMQ from tcp://10.0.0.1:5"),
     (replace(TWO_HOSTS, address="raw://10.0.0.1:5"), "stream", "two hosts; raw TCP from raw://10.0.0.1:5"),
     (UNMAPPABLE, "stream", "on one host, but /proc is another one"),
-    (ONE_GPU, "shm", "both ends are on GPU GPU-1"),
+    (ONE_GPU, "cuda_ipc", "both ends are on GPU GPU-1"),
+    (replace(ONE_GPU, libraries=frozenset({"torch"})), "shm", "both ends are on GPU GPU-1"),
+    (replace(ONE_GPU, unmappable="it lies on a GPU", libraries=frozenset()), "stream", "raw TCP from raw://"),
     (TWO_GPUS, "nccl", "two GPUs of one host"),
     (GPUS_OF_TWO_HOSTS, "stream", "two GPUs of two hosts"),
     (replace(TWO_GPUS, libraries=frozenset({"torch"})), "shm", "two GPUs of one host"),
@@ -38,6 +40,9 @@ def test_auto_takes_the_quickest_that_serves_and_says_why(topology, transport, r
     ("shm", TWO_HOSTS, "the publisher is on another host"),
     ("shm", UNMAPPABLE, "/proc is another one"),
     ("stream", replace(ONE_HOST, address=""), "it has no address"),
+    ("cuda_ipc", ONE_HOST, "the two ends are not on one GPU"),
+    ("cuda_ipc", TWO_GPUS, "the two ends are not on one GPU"),
+    ("cuda_ipc", replace(ONE_GPU, libraries=frozenset()), "torch and cuda is missing"),
     ("nccl", ONE_HOST, "the two ends are no two GPUs"),
     ("nccl", ONE_GPU, "the two ends are no two GPUs"),
     ("nccl", replace(TWO_GPUS, libraries=frozenset({"torch"})), "cuda and nccl is missing"),
@@ -52,6 +57,7 @@ def test_one_that_can_not_serve_is_refused_by_name(wanted, topology, missing):
 
 @pytest.mark.parametrize(("wanted", "topology"), [
     ("shm", ONE_HOST), ("stream", ONE_HOST), ("stream", TWO_HOSTS), ("nccl", TWO_GPUS), ("nccl", GPUS_OF_TWO_HOSTS),
+    ("cuda_ipc", ONE_GPU),
 ])
 def test_one_that_is_asked_for_and_serves_is_taken(wanted, topology):
     assert choose(wanted, topology).transport == wanted
@@ -63,5 +69,5 @@ def test_nothing_serves():
 
 
 def test_every_name_says_what_it_reaches_needs_and_costs():
-    assert set(KINDS) == {"shm", "stream", "directory", "nccl"}
+    assert set(KINDS) == {"shm", "stream", "directory", "cuda_ipc", "nccl"}
     assert all(kind.reaches and kind.needs and kind.cost for kind in KINDS.values())

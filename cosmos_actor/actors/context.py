@@ -44,7 +44,7 @@ class Panic(Exception):
 class WeightSource(Protocol):
     """Brings a published version's tensors, verified, or raises and brings nothing."""
 
-    async def pull(self, manifest: Any, deadline_s: float) -> Mapping[str, np.ndarray]: ...
+    async def pull(self, manifest: Any, deadline_s: float) -> Mapping[str, Any]: ...
 
     def doubt(self, version: Any) -> None:
         """What was pulled as `version` is not it any more, or was not taken: it may be pulled again."""

@@ -17,6 +17,7 @@ from cosmos_actor.recipes.mirror import as_dataclass
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.simulator_bridge.gateway import Gateway
 from cosmos_actor.simulator_bridge.messages import DRIVER, SIMULATOR
+from cosmos_actor.weight_plane.device_pull import DevicePull
 from cosmos_actor.weight_plane.fanout import BusDesk, FanOutSource
 from cosmos_actor.weight_plane.subscriber import WeightSubscriber
 from cosmos_actor.weight_plane.transports.directory import VersionDirectory
@@ -68,15 +69,18 @@ def weight_source(bus: Bus, settings: RunSettings) -> WeightSource:
     by_files = wanted.transport == "directory"
     if by_files and bus.identity.role != "reference":  # what that holds is no version of the policy's
         return DirectorySource(VersionDirectory(wanted.directory, run_id), run_id, _say)
-    reader = TransportReader(bus.bulk_reader, wanted="auto" if by_files else wanted.transport, streams=wanted.streams,
+    reference = bus.identity.role == "reference"  # it takes one version in its life, which is published from the host
+    transport = "auto" if by_files or (reference and wanted.transport == "cuda_ipc") else wanted.transport
+    reader = TransportReader(bus.bulk_reader, wanted=transport, streams=wanted.streams,
                              digested=wanted.protection != "trusted", device=_gpu, say=_say)
-    delta = "never" if bus.identity.role == "reference" else wanted.delta  # it takes one version in its life
-    return WeightSubscriber(reader, run_id, _fan_out(bus, reader, settings), delta=delta, say=_say)
+    return WeightSubscriber(
+        reader, run_id, _fan_out(bus, reader, settings), delta="never" if reference else wanted.delta,
+        device=DevicePull(reader.to_device), say=_say)
 
 
 def _fan_out(bus: Bus, reader: TransportReader, settings: RunSettings) -> FanOutSource | None:
     """None: every bucket comes from the policy itself. Those who pass buckets on do it over streams."""
-    if settings.weights.fan_out == "never" or settings.weights.transport == "nccl":
+    if settings.weights.fan_out == "never" or settings.weights.transport in ("nccl", "cuda_ipc"):
         return None
     return FanOutSource(reader, bus.bulk_store, BusDesk(bus), patience_s=settings.weights.patience_s,
                         budget_bytes=settings.bulk.budget_bytes)

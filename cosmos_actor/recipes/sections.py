@@ -308,9 +308,10 @@ class WeightsSection(Settings):
     patience_s: PositiveFloat = setting(
         3.0, "a rollout that is to pass weights on, and from which nothing comes for so long, is not waited for; by "
         "itself longer on a network where buckets take longer", unit="s", resumable=True)
-    transport: Literal["auto", "shm", "stream", "directory", "nccl"] = setting(
-        "auto", "how the bytes come: auto = shared memory on the policy's host and streams to others; each of them by "
-        "name, which is refused where it can not serve; directory = through weights.directory; nccl = GPU to GPU",
+    transport: Literal["auto", "shm", "stream", "directory", "nccl", "cuda_ipc"] = setting(
+        "auto", "how the bytes come: auto = from GPU to GPU where policy and rollouts are all on GPUs of this host, "
+        "else shared memory on the policy's host and streams to others; each by name, which is refused where it can "
+        "not serve; directory = through weights.directory; nccl = to another GPU; cuda_ipc = within one GPU",
         resumable=True)
     protection: Literal["encrypted", "authenticated", "trusted"] = setting(
         "encrypted", "of streams: encrypted = CURVE; authenticated = plain TCP, to be read by the network but not "

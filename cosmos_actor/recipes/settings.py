@@ -102,16 +102,29 @@ def _weights_disagreements(settings: RunSettings) -> Iterator[str]:
     if wanted.delta == "always" and wanted.keep < 2:
         yield (f"weights.delta = \"always\" compares with the version before, and weights.keep = {wanted.keep} frees it"
                " first: 2 or more")
-    if wanted.transport != "nccl":
-        return
+    if wanted.transport in ("nccl", "cuda_ipc"):
+        yield from _gpu_disagreements(settings, f"weights.transport = \"{wanted.transport}\"")
+
+
+def _gpu_disagreements(settings: RunSettings, said: str) -> Iterator[str]:
+    """Of a transport that goes from GPU to GPU."""
+    nccl = settings.weights.transport == "nccl"
     if settings.run.experience == "simulator":
-        yield "weights.transport = \"nccl\" is for language models: name another for run.experience = \"simulator\""
-    elif settings.run.placement == "colocated":
-        yield ("weights.transport = \"nccl\" reaches another GPU: it needs run.placement = \"disaggregated\"; on one"
-               " GPU weights come by shm")
+        yield f"{said} is for language models: name another for run.experience = \"simulator\""
+    elif nccl and settings.run.placement == "colocated":
+        yield f"{said} reaches another GPU: it needs run.placement = \"disaggregated\"; on one GPU there is cuda_ipc"
+    elif not nccl and settings.run.placement == "disaggregated":
+        yield f"{said} stays on one GPU: it needs run.placement = \"colocated\"; to another GPU there is nccl"
+    elif not nccl and settings.policy.ranks > 1 and settings.rollout.count > 1:
+        yield (f"{said} stays on one GPU, that of the policy's first rank, and rollout.count = "
+               f"{settings.rollout.count} are on several: \"auto\"")
+    if settings.run.grouping == "single":
+        yield f"{said} is between two processes: it needs run.grouping = \"per_role\""
+    if settings.weights.delta == "always":
+        yield f"{said} always brings a version in full: weights.delta = \"auto\" or \"never\""
     for role in ("policy", "rollout"):
         if getattr(settings, role).device == "cpu":
-            yield f"weights.transport = \"nccl\" needs a GPU at both ends, and {role}.device = \"cpu\""
+            yield f"{said} needs a GPU at both ends, and {role}.device = \"cpu\""
 
 
 def _simulator_disagreements(settings: RunSettings) -> Iterator[str]:

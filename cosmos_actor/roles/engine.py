@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from cosmos_actor.roles.sampling import SamplingSettings
+
+if TYPE_CHECKING:
+    import torch
 
 OnNewWeights = Literal["wait", "keep", "recompute", "abort"]
 """What becomes of sequences in flight when a version comes, by vLLM's names for it; see `rollout.on_new_weights`."""
@@ -126,12 +129,13 @@ class RolloutEngine(Protocol):
         """Nobody waits for `batch` any more."""
         ...
 
-    def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
+    def load_weights(self, tensors: Mapping[str, np.ndarray | torch.Tensor], version: int, digest: str) -> str:
         """Swap in all of `tensors` or none, and return the digest of what the engine then holds.
 
-        The digest is of what the engine's own tensors were found to be. bfloat16 travels as uint16. Sequences in flight
-        go on as the engine was told to (OnNewWeights); with "wait" there must be none. Raises WeightsRefused or
-        StaleWeights, after which the engine acts as before.
+        They are arrays, in which bfloat16 travels as uint16, or torch's, on whatever device; once this has returned,
+        the memory of these is another version's. The digest is of what the engine's own tensors are then. Sequences
+        in flight go on as the engine was told to (OnNewWeights); with "wait" there must be none. Raises WeightsRefused
+        or StaleWeights, after which the engine acts as before.
         """
         ...
 

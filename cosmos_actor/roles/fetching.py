@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from cosmos_actor.actors.context import Context
 from cosmos_actor.bus.errors import DeadlineExceeded
@@ -24,7 +22,7 @@ Taken = TypeVar("Taken")
 
 
 async def fetched(context: Context, manifest: Manifest, topic: str,
-                  take: Callable[[Mapping[str, np.ndarray]], Awaitable[Taken]]) -> Taken:
+                  take: Callable[[Mapping[str, Any]], Awaitable[Taken]]) -> Taken:
     """What `take` makes of the tensors. Bytes that are wrong are an alarm each time, whoever finds them: the pull, or
     `take` (WeightsSpoiled) where they fell over in this actor's own memory.
 
@@ -43,6 +41,8 @@ async def fetched(context: Context, manifest: Manifest, topic: str,
             except BaseException:  # also the end of the link that announced it: over the next it is announced again
                 weights.doubt(version)
                 raise
+            finally:
+                del tensors  # their memory is what the next version may be fetched into
         except (WeightsCorrupt, WeightsSpoiled) as error:
             tensor = error.tensor if isinstance(error, WeightsCorrupt) else "(all)"
             await context.emit(WeightsAlarm(context.identity.actor, version.epoch, version.step, tensor, str(error),

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 import torch
 
 from cosmos_actor.roles.engine import HeldWeights, StaleWeights, WeightsRefused, WeightsSpoiled
 from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
-from cosmos_actor.weight_plane.digest import weights_digest
+from cosmos_actor.weight_plane.flat import digest_offered
 
 
-def load_newer(model: torch.nn.Module, held: HeldWeights, tensors: Mapping[str, np.ndarray], version: int,
+def load_newer(model: torch.nn.Module, held: HeldWeights, tensors: Mapping[str, Any], version: int,
                digest: str) -> HeldWeights:
     """Copy all of `tensors` into `model` and say what it then holds, by the digest of its own tensors.
 
-    All arrays are checked against `digest` before the first is copied. Raises StaleWeights, WeightsSpoiled or
-    WeightsRefused; the model is then as before.
+    All of them are checked against `digest`, where they lie, before the first is copied. Raises StaleWeights,
+    WeightsSpoiled or WeightsRefused; the model is then as before.
     """
     check_offer(held, tensors, version, digest)
     try:
@@ -27,10 +27,10 @@ def load_newer(model: torch.nn.Module, held: HeldWeights, tensors: Mapping[str, 
     return HeldWeights(version, weights_digest_of(model))
 
 
-def check_offer(held: HeldWeights, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> None:
+def check_offer(held: HeldWeights, tensors: Mapping[str, Any], version: int, digest: str) -> None:
     """Raises StaleWeights unless `version` is newer than what is held, WeightsSpoiled unless `digest` is theirs."""
     if version <= held.version:
         raise StaleWeights(f"version {version} is not newer than {held.version}, which this engine holds")
-    offered = weights_digest(tensors)
+    offered = digest_offered(tensors)
     if offered != digest:
         raise WeightsSpoiled(f"version {version} has digest {offered[:16]}, its manifest says {digest[:16]}")

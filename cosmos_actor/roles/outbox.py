@@ -14,16 +14,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.version import Version
 
 
 class Snapshot(Protocol):
-    """See `trainer.snapshots.Snapshot`."""
+    """See `trainer.snapshots.Snapshot`, and `trainer.device_snapshots.DeviceSnapshot` for one that stays on a GPU."""
 
-    def arrays(self) -> Mapping[str, np.ndarray]: ...
+    def arrays(self) -> Mapping[str, Any]: ...
 
     def release(self) -> None: ...
 
@@ -35,7 +33,7 @@ class Letter(NamedTuple):
     snapshot: Snapshot
 
 
-Publish = Callable[[Version, Mapping[str, np.ndarray]], Manifest]
+Publish = Callable[[Version, Any], Manifest]
 
 
 class Outbox:
@@ -98,7 +96,7 @@ class Outbox:
                 if old is not None:
                     old.snapshot.release()
 
-    def with_newest(self, use: Callable[[Version, Mapping[str, np.ndarray]], Any]) -> Any:
+    def with_newest(self, use: Callable[[Version, Mapping[str, Any]], Any]) -> Any:
         """`use` of the newest version that was published, if its memory is still its own; else None. In `thread`."""
         with self._lock:
             letter, self._sent, life = self._sent, None, self._lives

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,11 @@ from cosmos_actor.roles.messages import (
     UpdateRequest,
     WeightsProof,
 )
-from cosmos_actor.roles.outbox import Outbox
+from cosmos_actor.roles.publishing import DevicePublishing, HostPublishing, from_device
 from cosmos_actor.roles.stateful import StatefulRole
 from cosmos_actor.simulator_bridge.mistakes import one_line
-from cosmos_actor.weight_plane.delta_publisher import worth_making
-from cosmos_actor.weight_plane.on_the_plane import digest_on_the_plane, put_right
+from cosmos_actor.weight_plane.on_the_plane import put_right
 from cosmos_actor.weight_plane.publisher import WeightPublisher
-from cosmos_actor.weight_plane.transports.directory_source import written_too
 from cosmos_actor.weight_plane.transports.serving import served
 from cosmos_actor.weight_plane.version import Version
 
@@ -58,18 +57,19 @@ class PolicyRole(StatefulRole):
     """
 
     name = "policy"
+    always_from_device = False
+    """For tests, which have a CPU in the place of a GPU."""
 
     def setup(self) -> None:
         settings = self.context.settings
         self.trainer = self._make_trainer()
         self.step = 0
         self.answer: UpdateReply | None = None
-        wanted, run_id = settings.weights, self.context.identity.run_id
+        wanted = settings.weights
         self.store = served(self.context.bulk_store, wanted.transport, wanted.protection)
         in_budget = wanted.keep + min(1, settings.reference_count)
-        self.publisher = WeightPublisher(self.store, keep=wanted.keep, in_budget=in_budget,
-                                         deltas=worth_making(settings.weights.delta, settings.bus.host))
-        self.outbox = Outbox(written_too(self.publisher.publish, wanted.directory, run_id, wanted.keep))
+        self.publishing = self._make_publishing(in_budget)
+        self.outbox = self.publishing.outbox
         self.recent: dict[str, str] = {}
         """Version -> digest of the newest published, for `status`: an engine's word may be of a second ago."""
         self.published_at = 0.0
@@ -81,6 +81,18 @@ class PolicyRole(StatefulRole):
         self.frozen: Path | None = None
         """The file of the reference that was published."""
 
+    def _make_publishing(self, in_budget: int) -> HostPublishing | DevicePublishing:
+        settings = self.context.settings
+        device = self.trainer.world.device if settings.run.experience == "text" else None
+        there, why = from_device(settings, "cpu" if device is None else device.type)
+        if there or (device is not None and device.type == "cuda"):
+            print(f"weights are published from the {'GPU' if there else 'host'}: {why}", file=sys.stderr, flush=True)
+        if not there and not self.always_from_device:
+            return HostPublishing(self.context, self.store, in_budget)
+        publishing = DevicePublishing(self.context, device)
+        publishing.prepare(self.trainer)
+        return publishing
+
     def _make_trainer(self) -> Any:
         from cosmos_actor.trainer.ranks import RankedTrainer
 
@@ -88,14 +100,14 @@ class PolicyRole(StatefulRole):
         return RankedTrainer(settings.policy, temperature=settings.rollout.logprob_temperature)
 
     def close(self) -> None:
-        self.outbox.close()
+        self.publishing.close()
         self.trainer.close()
 
     def weights_held(self) -> str:
         return str(self.step)
 
     def weights_proof(self) -> dict[str, Any]:
-        manifest = self.publisher.newest
+        manifest = self.publishing.newest
         return {} if manifest is None else {
             "version": str(manifest.version), "digest": manifest.digest, "since": self.published_at,
             "recent": dict(self.recent)}
@@ -138,7 +150,7 @@ class PolicyRole(StatefulRole):
         if request.step != self.step:
             raise OutOfStep(f"asked to publish step {request.step}, the policy is at step {self.step}")
         begun = self.context.clock.monotonic()
-        self.outbox.make_room()
+        self.publishing.make_room()
         self.outbox.offer(self._version(request), self.trainer.snapshot())
         seconds = self.context.clock.monotonic() - begun
         self.stall_s += seconds
@@ -173,28 +185,29 @@ class PolicyRole(StatefulRole):
         return await asyncio.get_running_loop().run_in_executor(self.outbox.thread, self._prove)
 
     def _prove(self) -> WeightsProof:
-        manifest, begun = self.publisher.newest, self.context.clock.monotonic()
+        manifest, begun = self.publishing.newest, self.context.clock.monotonic()
         if manifest is None:
             return WeightsProof("", "", "", 0.0)
-        digest = digest_on_the_plane(self.context.bulk_store, manifest)
+        digest = self.publishing.digest_now(manifest)
         return WeightsProof(str(manifest.version), digest, manifest.digest, self.context.clock.monotonic() - begun)
 
     @handles(MendRequest)
     async def mend(self, request: MendRequest) -> Mended:
         self.refuse_another_life(request.epoch)
+        if request.topic != REFERENCE_TOPIC and self.publishing.mends_from_weights:
+            return await self.context.compute("mend", self._mend, request)  # type: ignore[no-any-return]
         return await asyncio.get_running_loop().run_in_executor(self.outbox.thread, self._mend, request)
 
     def _mend(self, request: MendRequest) -> Mended:
         if request.topic == REFERENCE_TOPIC:
             return self._mend_reference(self._version(request))
-        manifest, wanted = self.publisher.newest, self._version(request)
-        if manifest is None or manifest.version != wanted:
+        manifest = self.publishing.newest
+        if manifest is None or manifest.version != self._version(request):
             return Mended([])
-
-        def compare(version: Version, arrays: Mapping[str, np.ndarray]) -> list[str]:
-            return put_right(self.context.bulk_store, manifest, arrays) if version == wanted else []
-
-        return Mended(self.outbox.with_newest(compare) or [])
+        mended, why_not = self.publishing.mend(manifest, self.trainer, self.step)
+        if why_not:
+            print(why_not, file=sys.stderr, flush=True)
+        return Mended(mended)
 
     def _mend_reference(self, wanted: Version) -> Mended:
         manifest = self.references.newest

@@ -117,7 +117,7 @@ class TorchEngine:
         """See engine.generate."""
         return generate(self, items, sampling)
 
-    def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
+    def load_weights(self, tensors: Mapping[str, Any], version: int, digest: str) -> str:
         """See RolloutEngine.load_weights. All arrays are checked against `digest` before the first is copied."""
         check_nothing_in_flight(self)
         self.held = load_newer(self.model, self.held, tensors, version, digest)

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from cosmos_actor.actors.experience import Group
 from cosmos_actor.actors.role import Role, follows, handles
 from cosmos_actor.bus.errors import DeadlineExceeded
@@ -95,11 +93,11 @@ class WeightsHolder(Role):
                         f"{self.weights_held() or 'none'}, was told of {self.announced or 'none'}",
                         setting="weights.deadline_s") from error
 
-    async def take(self, manifest: Manifest, tensors: Mapping[str, np.ndarray]) -> WeightsHeld:
+    async def take(self, manifest: Manifest, tensors: Mapping[str, Any]) -> WeightsHeld:
         """Swap these tensors in, and say what the engine then holds."""
         return await self.context.compute("load_weights", self._swap, manifest, tensors)  # type: ignore[no-any-return]
 
-    def _swap(self, manifest: Manifest, tensors: Mapping[str, np.ndarray]) -> WeightsHeld:
+    def _swap(self, manifest: Manifest, tensors: Mapping[str, Any]) -> WeightsHeld:
         if self.held is not None and self.held.version == manifest.version:
             return self.held  # by a swap that went on when the link over which it was announced had ended
         self.held = swap(self.engine, manifest, tensors)

@@ -1,4 +1,4 @@
-"""A model's weights as named numpy arrays, and back again, whole or not at all.
+"""A model's weights as named arrays, and back again, whole or not at all. What comes back may be torch's, anywhere.
 
 One rule for names on every side: the module's parameters and persistent buffers, each storage once, under its first
 name. A tied head therefore travels once, as the embedding. bfloat16 travels as uint16. Of a model with an adapter the
@@ -8,13 +8,14 @@ weights are the adapter's, and the digest of its base; see `adapter`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from cosmos_actor.trainer.adapter import BASE_DIGEST, adapter_tensors, is_adapted
 from cosmos_actor.trainer.models import saved_buffers
-from cosmos_actor.weight_plane.device_digest import array_of, weights_digest_on
+from cosmos_actor.weight_plane.device_digest import array_of, copy_all, weights_digest_on
 
 BUCKET_BYTES = 256 << 20
 # As much again is needed on the device while a bucket is gathered.
@@ -58,25 +59,25 @@ def _copied(bucket: list[tuple[str, torch.Tensor]]) -> dict[str, np.ndarray]:
 
 
 def weights_digest_of(module: torch.nn.Module) -> str:
-    """The digest of the tensors that the module computes with, computed where they are."""
+    """The digest of the tensors that the module computes with, computed where they are: on a GPU in a pass for many of
+    them, and with `device_digest.SCRATCH_BYTES` of its memory."""
     return weights_digest_on(named_tensors(module))
 
 
-def load_whole(module: torch.nn.Module, tensors: Mapping[str, np.ndarray]) -> None:
+def load_whole(module: torch.nn.Module, tensors: Mapping[str, Any]) -> None:
     """Copy `tensors` into the module. Raises WeightsDoNotFit, before anything is written, if any does not fit."""
     ready, own = fitting(module, tensors), named_tensors(module)
-    with torch.no_grad():
-        for name, tensor in ready.items():
-            own[name].copy_(tensor)
+    copy_all([own[name] for name in ready], list(ready.values()))
 
 
-def fitting(module: torch.nn.Module, tensors: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """`tensors` as the module's own kind, by name; the module may be on the meta device. Raises WeightsDoNotFit."""
+def fitting(module: torch.nn.Module, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """`tensors`, arrays or torch's on any device, as the module's own kind, by name; none of these is moved or copied.
+    The module may be on the meta device. Raises WeightsDoNotFit."""
     own = named_tensors(module)
     _check_names(set(own), set(tensors))
     offered = {name: _as_tensor(array, own[name].dtype) for name, array in tensors.items()}
     _check_kinds(own, offered)
-    if BASE_DIGEST in offered and not torch.equal(offered[BASE_DIGEST], own[BASE_DIGEST].cpu()):
+    if BASE_DIGEST in offered and not torch.equal(offered[BASE_DIGEST].cpu(), own[BASE_DIGEST].cpu()):
         theirs, ours = (bytes(digest.cpu().numpy()).hex()[:16] for digest in (offered[BASE_DIGEST], own[BASE_DIGEST]))
         raise WeightsDoNotFit(f"the adapter is for a base with digest {theirs}, the base here has {ours}: policy.model "
                               "is not the same files everywhere")
@@ -104,8 +105,11 @@ def _check_kinds(own: Mapping[str, torch.Tensor], offered: Mapping[str, torch.Te
                                   f"({len(differences)} of {len(offered)} tensors)")
 
 
-def _as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """The array as a tensor, uint16 as bfloat16 where that is what the model has."""
-    source = np.array(array) if not array.flags.writeable else array
-    tensor = torch.from_numpy(np.ascontiguousarray(source)).reshape(array.shape)
+def _as_tensor(array: np.ndarray | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As a tensor, uint16 as bfloat16 where that is what the model has."""
+    if isinstance(array, torch.Tensor):
+        tensor = array
+    else:
+        source = np.array(array) if not array.flags.writeable else array
+        tensor = torch.from_numpy(np.ascontiguousarray(source)).reshape(array.shape)
     return tensor.view(torch.bfloat16) if (dtype, tensor.dtype) == (torch.bfloat16, torch.uint16) else tensor

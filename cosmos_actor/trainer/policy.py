@@ -50,7 +50,7 @@ class PolicyTrainer:
         self.model_name = settings.model
         self.temperature = temperature or 1.0  # greedy answers are scored at 1, as the engine scores them
         self.world = world or World.alone(settings.device)
-        self.snapshots = Snapshots()
+        self.snapshots: Any = Snapshots()
         self.reset()
 
     def reset(self) -> None:

@@ -83,6 +83,10 @@ class RankedTrainer:
         """See PolicyTrainer.weights."""
         return self._do("weights")  # type: ignore[no-any-return]
 
+    def snapshots_by(self, snapshots: Any) -> None:
+        """Where snapshots lie from now on: `Snapshots` on the host, or `DeviceSnapshots`. The followers have none."""
+        self.local.snapshots = snapshots
+
     def snapshot(self) -> Snapshot:
         """See PolicyTrainer.snapshot."""
         return self._do("snapshot")  # type: ignore[no-any-return]

@@ -30,12 +30,15 @@ HOLDER = "weight deltas"
 
 def worth_making(use: str, listens_at: str) -> bool:
     """Whether to make deltas, by `weights.delta` and `bus.host`: on loopback nobody reads over a network."""
-    if use != "auto":
-        return use == "always"
+    return use == "always" or (use == "auto" and not is_loopback(listens_at))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach who listens there."""
     try:
-        return not ipaddress.ip_address(listens_at).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return listens_at != "localhost"
+        return host == "localhost"
 
 
 class Store(Protocol):

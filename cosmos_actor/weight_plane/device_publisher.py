@@ -81,14 +81,13 @@ class DevicePublisher:
             return self._kept[-1].manifest if self._kept else None
 
     def make_room(self, within_s: float = ROOM_WITHIN_S) -> None:
-        """Free the oldest versions until the pool has a flat for the next. Waits for what is being published, so that
-        the newest that can be pulled is freed only after it. Raises NoFreeBuffer."""
+        """Have a flat for the next version, and free the oldest for it where all are kept. What is being published is
+        waited for, so that nothing is freed before a newer one can be pulled. Raises NoFreeBuffer."""
         with self._lock:
-            while self._kept and not self._pool.has_room():
-                self._free_down_to(len(self._kept) - 1)
+            if not self._pool.has_room():
+                self._free_down_to(self._pool.buffers - 1)
         if not self._pool.wait_for_room(within_s):
-            raise NoFreeBuffer(f"readers have held the memory of both versions on {self._pool.device} for "
-                               f"{within_s:g} s")
+            raise NoFreeBuffer(f"readers have held the memory of a version on {self._pool.device} for {within_s:g} s")
 
     def digest_now(self, manifest: Manifest) -> str:
         """Of what a reader would find now; empty when the version is not there any more."""
@@ -101,8 +100,8 @@ class DevicePublisher:
         return [entry.name for entry in manifest.tensors if digests.get(entry.name, entry.digest) != entry.digest]
 
     def put_right(self, manifest: Manifest, tensors: FlatTensors) -> list[str]:
-        """Write what lies damaged anew from `tensors`, another snapshot of the same weights. The names of those that are
-        right now: only bytes with the published digest are written."""
+        """Write what lies damaged anew from `tensors`, another snapshot of the same weights. The names of those that
+        are right now: only bytes with the published digest are written."""
         with self._lock, aside(self._pool.device):
             flat = self._flat_of(manifest)
             if flat is None:

@@ -2,7 +2,7 @@
 
     manifest ──> every bucket into the flat ──> digests of the flat, one pass ──> name -> view of the flat
 
-Imports torch. A version always comes whole here: within a host it is there before it were known what changed.
+A version always comes whole here: it is there before it were known what changed. torch is loaded by the first pull.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from cosmos_actor.bus.bulk.ref import BulkRef
 from cosmos_actor.bus.errors import DeadlineExceeded
 from cosmos_actor.weight_plane.errors import WeightsCorrupt
-from cosmos_actor.weight_plane.flat import Flat, FlatTensors, aside
 from cosmos_actor.weight_plane.flat_layout import FlatLayout, layout_of
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.transports.interface import DeviceTransport
+
+if TYPE_CHECKING:
+    import torch
+
+    from cosmos_actor.weight_plane.flat import Flat, FlatTensors
 
 Choose = Callable[[BulkRef], DeviceTransport | None]
 """What brings this bucket to a device here; None: it comes through the host's memory."""
@@ -85,6 +87,8 @@ class DevicePull:
             return flat
         self._flat = None  # before the next is made: there may be no room for both
         del flat
+        from cosmos_actor.weight_plane.flat import Flat
+
         self._counts["flats_made"] += 1
         return Flat(layout, device)
 
@@ -102,6 +106,8 @@ def _alike(one: FlatLayout, other: FlatLayout) -> bool:
 
 def _wrong(flat: Flat, manifest: Manifest) -> str:
     """The first tensor that is not the manifest's, or nothing."""
+    from cosmos_actor.weight_plane.flat import aside
+
     with aside(flat.device):
         digests = flat.digests()
     return next((entry.name for entry in manifest.tensors if digests[entry.name] != entry.digest), "")

@@ -45,7 +45,7 @@ class _Lease(NamedTuple):
 
 
 class FlatStore:
-    """A bucket can be asked for from its lease to its release, and its bytes stay until whoever asked before is done."""
+    """A bucket can be asked for from its lease to its release; its bytes stay until whoever asked before is done."""
 
     def __init__(self, identity: Identity, pool: FlatPool) -> None:
         self.identity, self._pool = identity, pool

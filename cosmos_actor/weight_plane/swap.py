@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 from cosmos_actor.weight_plane.errors import DigestMismatch
 from cosmos_actor.weight_plane.manifest import Manifest
@@ -16,7 +14,7 @@ from cosmos_actor.weight_plane.version import Version
 class Engine(Protocol):
     """What a swap needs of an engine."""
 
-    def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
+    def load_weights(self, tensors: Mapping[str, Any], version: int, digest: str) -> str:
         """Take all tensors or none; return the digest of what the engine then really holds."""
         ...
 
@@ -29,7 +27,7 @@ class WeightsHeld:
     digest: str
 
 
-def swap(engine: Engine, manifest: Manifest, tensors: Mapping[str, np.ndarray]) -> WeightsHeld:
+def swap(engine: Engine, manifest: Manifest, tensors: Mapping[str, Any]) -> WeightsHeld:
     """Load the pulled tensors; the engine is told the version as `Version.ordinal`.
 
     Raises DigestMismatch when the engine reports another digest than the manifest's, and whatever the engine raises.

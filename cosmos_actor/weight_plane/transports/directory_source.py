@@ -27,11 +27,15 @@ LOOK_AGAIN_S = 0.25
 READ_AT_MOST = 2
 """A file that is cut off is read once more: it may have been on its way. Whoever pulls decides about wrong bytes."""
 
-Publish = Callable[[Version, Mapping[str, np.ndarray]], Manifest]
+Publish = Callable[[Version, Any], Manifest]
+Arrays = Callable[[Any], Mapping[str, np.ndarray]]
 
 
-def written_too(publish: Publish, url: str, run_id: str, keep: int) -> Publish:
+def written_too(publish: Publish, url: str, run_id: str, keep: int,
+                arrays: Arrays = lambda tensors: tensors) -> Publish:
     """`publish`, with each version at `url` before it is announced: who hears of it finds it there. No URL: as it is.
+
+    `arrays`: what is published, as arrays on the host.
 
     Raises what `VersionDirectory.write` raises, also after the version is on the bulk plane: nobody hears of it then.
     """
@@ -39,9 +43,9 @@ def written_too(publish: Publish, url: str, run_id: str, keep: int) -> Publish:
         return publish
     directory = VersionDirectory(url, run_id, keep=keep)
 
-    def both(version: Version, tensors: Mapping[str, np.ndarray]) -> Manifest:
+    def both(version: Version, tensors: Any) -> Manifest:
         manifest = publish(version, tensors)
-        directory.write(version, tensors)
+        directory.write(version, arrays(tensors))
         return manifest
 
     return both

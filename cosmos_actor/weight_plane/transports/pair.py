@@ -108,7 +108,7 @@ class PairGiving:
     """How a server gives arrays by groups of two: one group for each asker."""
 
     def __init__(self, device: str = "cpu", freed: Callable[[int], bool] = lambda generation: False) -> None:
-        """`freed`: whether the array of a generation is not to be given any more; who is in the midst of it loses it."""
+        """`freed`: whether the array of a generation is to be given no more; who is in the midst of it loses it."""
         self.device = torch.device(device)
         self.freed = freed
 

@@ -24,7 +24,7 @@ from cosmos_actor.weight_plane.transports.pair import BACKENDS, PairGroup, gone,
 from cosmos_actor.weight_plane.transports.raw_connection import RawConnection
 
 PIECE_BYTES = 256 << 20
-"""Of one broadcast: between two GPUs as quick as one of gigabytes, and who is silent is noticed in the midst of a bucket."""
+"""Of one broadcast: between two GPUs as quick as one of gigabytes, and who is silent is noticed within a bucket."""
 ASKED_AHEAD = 8
 """Buckets asked for at a time: between two GPUs a bucket takes less than a question and its answer."""
 IDLE_S = 60.0
@@ -193,7 +193,8 @@ class _Member:
                 wish.outcome.fail(error)
                 continue
             self.doing = "it was being broadcast"
-            group.broadcast(wish.target, lambda: gone(connection.socket), self._transport.settings.overdue_s, PIECE_BYTES)
+            silent_s = self._transport.settings.overdue_s
+            group.broadcast(wish.target, lambda: gone(connection.socket), silent_s, PIECE_BYTES)
             wish.outcome.bring(None)
 
     def _meet(self, ref: BulkRef) -> None:

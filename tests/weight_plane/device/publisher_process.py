@@ -59,8 +59,7 @@ class Trainer:
 
     def mend(self) -> str:
         manifest = self.publisher.newest
-        while not self.pool.has_room():
-            self.publisher._free_down_to(1)
+        self.publisher.make_room()
         snapshot = self.snapshots.take(self.model(manifest.version.step))
         mended = self.publisher.put_right(manifest, snapshot.arrays())
         snapshot.release()
@@ -81,9 +80,10 @@ class Trainer:
 def main() -> None:
     trainer = Trainer(sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else 0)
     for line in sys.stdin:
-        word, *rest = line.split()
-        does = {"flip": trainer.flip, "mend": trainer.mend, "die": lambda: trainer.die(int(rest[0]))}
-        print(does[word]() if word in does else trainer.publish(int(word)), flush=True)
+        word, _, rest = line.strip().partition(" ")
+        does = {"flip": trainer.flip, "mend": trainer.mend}
+        said = does[word]() if word in does else trainer.die(int(rest)) if rest else trainer.publish(int(word))
+        print(said, flush=True)
     trainer.server.close()
 
 

@@ -1,4 +1,4 @@
-"""Versions from one process's device to another's, over groups of two and by mapped memory: whole, or one typed line."""
+"""Versions from one process's device to another's, by groups of two and by mapped memory: whole, or one typed line."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_version_that_is_damaged_while_it_is_copied_is_corrupt_and_not_gone(po
 
 @pytest.mark.slow
 def test_memory_of_a_version_comes_back_from_a_reader_that_stopped_in_the_midst_of_it(popen):
-    """It asks for a bucket and then takes no part in the broadcast; the trainer needs the memory for another version."""
+    """It asks for a bucket and takes no part in the broadcast; the trainer needs the memory for another version."""
     publisher = DevicePublisherProcess(popen, "cpu", 32)
     ref = max(publisher.publish(1).buckets, key=lambda ref: ref.nbytes)
     stopped = RawConnection(ref.address, 20.0)

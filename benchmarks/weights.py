@@ -5,10 +5,12 @@
     shm        put and fetch + copy out, against memcpy               (one copy each; one host)
     tcp        fetch by raw streams, plain and with keyed digests, against as many bare TCP connections
     zmq        fetch by the bulk plane's streams, plain and with CURVE, against bare ZeroMQ
-    gloo       fetch by a group of two, against torch.distributed.broadcast
+    gloo       from one flat into another by a group of two, against torch.distributed.broadcast
+    mapped     from one flat into another out of mapped memory, against a copy: what cuda_ipc does, with a CPU's memory
     directory  write and read with digests, against bare files of the same bytes
     whole      publish and pull as a job does them, digests and all, against the digest alone
-    gpu        where there are any: device copy, pinned copies, and NCCL to the second GPU against its bare broadcast
+    gpu        where there are any: digests, cuda_ipc and pinned copies against a device copy, and NCCL to the second
+               GPU against its bare broadcast
 
 Random weights in the shapes of Qwen3. Best of the rounds, in which a ceiling and what is held against it take turns;
 GB are 10^9 bytes. What is between two processes runs over the loopback or the shared memory of this host, so on few
@@ -24,20 +26,19 @@ import hashlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zmq
-from weights_peer import PIECE_BYTES, QWEN3, a_model, shapes
+from weights_devices import gloo, gpu, mapped
+from weights_peer import PIECE_BYTES, QWEN3, a_model
+from weights_table import DEADLINE_S, Table, peer
 
 from cosmos_actor.bus import Identity, KeyRing, decode, make_run_keys, new_incarnation
 from cosmos_actor.bus.bulk.reader import BulkReader
@@ -54,78 +55,6 @@ from cosmos_actor.weight_plane.version import Version
 
 CANDIDATES = ("sha256", "blake2b", "blake2s", "sha1", "sha3_256")
 STREAMS = (1, 2, 4)
-DEADLINE_S = 600.0
-PEER = Path(__file__).with_name("weights_peer.py")
-
-
-@dataclass
-class Row:
-    """One measurement; `share` is of the ceiling above it in the table."""
-
-    way: str
-    what: str
-    nbytes: int
-    seconds: float
-    share: float | None = None
-
-    @property
-    def gb_s(self) -> float:
-        return self.nbytes / self.seconds / 1e9
-
-
-class Table:
-    """What was measured so far, printed as it comes."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rows: list[Row] = []
-        self._rounds = rounds
-
-    def best(self, *actions: Callable[[], object]) -> list[float]:
-        """Seconds of each one's quickest round, after one that warms up. They take turns, so that other load on the
-        machine meets all of them."""
-        took: list[list[float]] = [[] for _ in actions]
-        for _ in range(self._rounds + 1):
-            for times, action in zip(took, actions, strict=True):
-                begun = time.perf_counter()
-                action()
-                times.append(time.perf_counter() - begun)
-        return [min(times[1:]) for times in took]
-
-    def add(self, way: str, what: str, nbytes: int, seconds: float, ceiling: Row | None = None) -> Row:
-        row = Row(way, what, nbytes, seconds)
-        row.share = None if ceiling is None else row.gb_s / ceiling.gb_s
-        self.rows.append(row)
-        share = "ceiling" if ceiling is None else f"{row.share:6.2f}"
-        print(f"{way:10} {what:44} {seconds * 1e3:10.1f} ms {row.gb_s:8.2f} GB/s {share:>8}", flush=True)
-        return row
-
-    def against(self, way: str, nbytes: int, ceiling: tuple[str, Callable[[], object]],
-                *others: tuple[str, Callable[[], object]]) -> Row:
-        """The ceiling, which is returned, and each of the others beside it."""
-        seconds = self.best(ceiling[1], *(action for _, action in others))
-        top = self.add(way, ceiling[0], nbytes, seconds[0])
-        for (what, _), took in zip(others, seconds[1:], strict=True):
-            self.add(way, what, nbytes, took, top)
-        return top
-
-
-@contextmanager
-def peer(*words: object) -> Iterator[Any]:
-    """The other process; gives what it said about where it is."""
-    process = subprocess.Popen([sys.executable, str(PEER), *map(str, words)], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        said = process.stdout.readline()
-        if not said:
-            raise SystemExit(f"{' '.join(map(str, words))} ended with {process.wait()}")
-        yield json.loads(said)
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
 
 
 def elsewhere(said: dict[str, Any], address: str = "") -> Manifest:
@@ -272,95 +201,6 @@ def zeromq(table: Table, model: str) -> None:
                 reader.close()
 
 
-# -- groups of two --------------------------------------------------------------------------------------------------
-
-
-def bare_broadcast(table: Table, rounds: int, backend: str, nbytes: int, bucket_bytes: int, devices: tuple[str, str]
-                   ) -> Row:
-    """torch.distributed's own, of buckets of `bucket_bytes`; set up apart from the clock."""
-    import torch
-
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    giver = subprocess.Popen([sys.executable, str(PEER), "broadcast", "--backend", backend, "--port", str(port),
-                              "--rounds", str(rounds), "--nbytes", str(nbytes), "--bucket-bytes", str(bucket_bytes),
-                              "--device", devices[0]])
-    torch.distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=1)
-    buffer = torch.zeros(bucket_bytes, dtype=torch.uint8, device=devices[1])
-
-    def run() -> None:
-        for _ in range(0, nbytes, bucket_bytes):
-            torch.distributed.broadcast(buffer, 0)
-        if buffer.is_cuda:
-            torch.cuda.synchronize()
-        torch.distributed.barrier()
-
-    seconds = table.best(run)[0]
-    torch.distributed.destroy_process_group()
-    giver.wait(30)
-    sent = -(-nbytes // bucket_bytes) * bucket_bytes
-    return table.add(backend, f"torch.distributed.broadcast, {bucket_bytes // MIB} MiB", sent, seconds)
-
-
-def pair(table: Table, model: str, rounds: int, backend: str, devices: tuple[str, str]) -> None:
-    from cosmos_actor.weight_plane.transports.paired import PairTransport
-
-    nbytes = 2 * sum(int(np.prod(shape)) for shape in shapes(model).values())
-    ceiling = bare_broadcast(table, rounds, backend, nbytes, BUCKET_BYTES, devices)
-    with peer("publish", "--model", model, "--device", devices[0]) as said:
-        manifest = elsewhere(said)
-        transport = PairTransport(BulkSettings(), backend, devices[1])
-
-        def fetch_tensors() -> None:
-            async def run() -> None:
-                for at in range(0, len(manifest.buckets), 8):
-                    await asyncio.gather(*(transport.fetch_tensor(ref, deadline_s=DEADLINE_S)
-                                           for ref in manifest.buckets[at:at + 8]))
-
-            asyncio.run(run())
-
-        sent = sum(ref.nbytes for ref in manifest.buckets)
-        begun = time.perf_counter()
-        asyncio.run(transport.fetch_tensor(manifest.buckets[0], deadline_s=DEADLINE_S))
-        print(f"{backend:10} the group of two was made in {time.perf_counter() - begun:.2f} s", flush=True)
-        table.add(backend, "fetch by a group of two", sent, table.best(fetch_tensors)[0], ceiling)
-        transport.close()
-
-
-def gloo(table: Table, model: str, rounds: int) -> None:
-    pair(table, model, rounds, "gloo", ("cpu", "cpu"))
-
-
-def gpu(table: Table, model: str, rounds: int) -> None:
-    """Ceilings of what is there, and the group of two over NCCL where there are two GPUs."""
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not count:
-        print("gpu        none here")
-        return
-    print(f"gpu        {count} x {torch.cuda.get_device_name(0)}")
-    nbytes = 2 * sum(int(np.prod(shape)) for shape in shapes(model).values())
-    source = torch.ones(nbytes, dtype=torch.uint8, device="cuda:0")
-    target = torch.empty_like(source)
-    pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-
-    def copied(into: Any, out_of: Any) -> Callable[[], None]:
-        def run() -> None:
-            into.copy_(out_of, non_blocking=True)
-            torch.cuda.synchronize()
-
-        return run
-
-    table.against("gpu", nbytes, ("device copy", copied(target, source)))
-    table.against("gpu", nbytes, ("device to pinned host", copied(pinned, source)))
-    table.against("gpu", nbytes, ("pinned host to device", copied(target, pinned)))
-    del source, target, pinned
-    if count > 1:
-        torch.cuda.set_device(1)
-        pair(table, model, rounds, "nccl", ("cuda:0", "cuda:1"))
-
-
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -399,7 +239,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--model", choices=list(QWEN3), default="tiny")
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--only", default="shm,tcp,zmq,gloo,directory,whole,gpu")
+    options.add_argument("--only", default="shm,tcp,zmq,gloo,mapped,directory,whole,gpu")
     options.add_argument("--json", type=Path, help="write the rows there too")
     options.add_argument("--digests", action="store_true", help="only the rates of candidate digests")
     chosen = options.parse_args()
@@ -409,7 +249,8 @@ def main() -> None:
     table, model, rounds = Table(chosen.rounds), chosen.model, chosen.rounds
     ways: dict[str, Callable[[], None]] = {
         "shm": lambda: shm(table, model), "tcp": lambda: tcp(table, model), "zmq": lambda: zeromq(table, model),
-        "gloo": lambda: gloo(table, model, rounds), "directory": lambda: directory(table, model),
+        "gloo": lambda: gloo(table, model, rounds), "mapped": lambda: mapped(table, model),
+        "directory": lambda: directory(table, model),
         "whole": lambda: whole(table, model), "gpu": lambda: gpu(table, model, rounds)}
     print(f"Qwen3 {model} in bfloat16, {os.cpu_count()} cores, best of {rounds}")
     for name in chosen.only.split(","):

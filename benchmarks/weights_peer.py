@@ -64,29 +64,38 @@ def a_model(size: str) -> dict[str, np.ndarray]:
     return {name: np.resize(bits, shape) for name, shape in shapes(size).items()}
 
 
-def publish(model: str, keys: KeyRing | None, device: str) -> tuple[dict[str, Any], Any]:
-    """A version on a store that is served by ZeroMQ, by raw streams and, with `device`, by groups of two."""
-    giving = None
-    if device:
-        from cosmos_actor.weight_plane.transports.pair import PairGiving
-
-        copies: dict[int, Any] = {}
-        giving = PairGiving(device, copies.get)
+def publish(model: str, keys: KeyRing | None) -> tuple[dict[str, Any], Any]:
+    """A version on a store that is served by ZeroMQ and by raw streams."""
     weights = a_model(model)
     nbytes = sum(array.nbytes for array in weights.values())
     store = BulkStore(Identity("benchmark", "policy", "policy-0", new_incarnation()),
                       BulkSettings(budget_bytes=nbytes + nbytes // 8 + 64 * MIB, encrypt=keys is not None))
     server = BulkServer(store, keys)
-    served = ServedStore(store, giving)
+    served = ServedStore(store)
     address = server.start("tcp://127.0.0.1:0")
     manifest = WeightPublisher(served).publish(Version("benchmark", 0, 0), weights)
-    if device.startswith("cuda"):
-        import torch
-
-        for ref in manifest.buckets:
-            with store.reading(ref.generation) as found:
-                copies[ref.generation] = torch.from_numpy(found).to(device)
     return {"manifest": base64.b64encode(encode(manifest)[0]).decode(), "tcp": address}, (server, served, store)
+
+
+def publish_on(model: str, device: str) -> tuple[dict[str, Any], Any]:
+    """A version in the memory of `device`, served by groups of two and by handles."""
+    import torch
+
+    from cosmos_actor.weight_plane.device_publisher import DevicePublisher
+    from cosmos_actor.weight_plane.flat_pool import FlatPool
+    from cosmos_actor.weight_plane.transports.flat_giving import FlatServer
+    from cosmos_actor.weight_plane.transports.handles import shareable
+
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    pool = FlatPool(torch.device(device), allocate=shareable)
+    server = FlatServer(Identity("benchmark", "policy", "policy-0", new_incarnation()), pool, lambda: "127.0.0.1",
+                        device)
+    hold = pool.take({name: ("bfloat16", shape) for name, shape in shapes(model).items()})
+    for tensor in hold.flat.tensors().values():
+        tensor.normal_()
+    manifest = DevicePublisher(server, pool).publish(Version("benchmark", 0, 0), hold.flat.tensors())
+    return {"manifest": base64.b64encode(encode(manifest)[0]).decode()}, (server, hold)
 
 
 def bare_tcp() -> tuple[dict[str, Any], Any]:
@@ -148,7 +157,7 @@ def broadcast(backend: str, port: int, rounds: int, nbytes: int, bucket_bytes: i
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("what", choices=["publish", "tcp", "zmq", "curve", "broadcast"])
+    options.add_argument("what", choices=["publish", "flat", "tcp", "zmq", "curve", "broadcast"])
     options.add_argument("--model", default="tiny")
     options.add_argument("--key", type=Path)
     options.add_argument("--device", default="")
@@ -160,7 +169,9 @@ def main() -> None:
         broadcast(chosen.backend, chosen.port, chosen.rounds, chosen.nbytes, chosen.bucket_bytes, chosen.device)
         return
     if chosen.what == "publish":
-        said, kept = publish(chosen.model, None if chosen.key is None else KeyRing.load(chosen.key), chosen.device)
+        said, kept = publish(chosen.model, None if chosen.key is None else KeyRing.load(chosen.key))
+    elif chosen.what == "flat":
+        said, kept = publish_on(chosen.model, chosen.device)
     elif chosen.what == "tcp":
         said, kept = bare_tcp()
     else:

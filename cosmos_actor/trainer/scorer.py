@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weig
 from cosmos_actor.trainer.models import DTYPES, use_threads
 from cosmos_actor.trainer.settings import TrainerSettings
 from cosmos_actor.trainer.world import choose_device
-from cosmos_actor.weight_plane.digest import weights_digest
+from cosmos_actor.weight_plane.flat import digest_offered
 
 
 class Scorer:
@@ -36,9 +37,9 @@ class Scorer:
         cast = settings.publish_dtype == "float32" and settings.dtype != "float32"
         self._autocast = DTYPES[settings.dtype] if cast else None
 
-    def load_weights(self, tensors: Mapping[str, np.ndarray], version: int, digest: str) -> str:
+    def load_weights(self, tensors: Mapping[str, Any], version: int, digest: str) -> str:
         """Swap in all of `tensors` or none; the digest of what is then held. Raises WeightsDoNotFit."""
-        offered = weights_digest(tensors)
+        offered = digest_offered(tensors)
         if offered != digest:
             raise WeightsDoNotFit(f"version {version} has digest {offered[:16]}, its manifest says {digest[:16]}")
         load_whole(self.model, tensors)

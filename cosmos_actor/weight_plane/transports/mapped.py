@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -29,10 +30,14 @@ from cosmos_actor.weight_plane.transports import raw_wire as wire
 from cosmos_actor.weight_plane.transports.handles import opened
 from cosmos_actor.weight_plane.transports.interface import TransportLost
 from cosmos_actor.weight_plane.transports.outcome import Outcome
+from cosmos_actor.weight_plane.transports.pair import gone
 from cosmos_actor.weight_plane.transports.raw_connection import RawConnection
 
 IDLE_S = 60.0
 """Without work for so long the connection, and what is mapped, is given up: the server would hang up later."""
+LOOK_S = 1.0
+"""Between two looks whether the publisher is gone: what is mapped of it keeps a whole version of a GPU's memory taken,
+which its successor may need."""
 
 
 class MappedTransport:
@@ -178,10 +183,15 @@ class _Talk:
                                         channel="weights"))
 
     def _next(self) -> _Wish | None:
+        idle_since = time.monotonic()
         while True:
             try:
-                return self.wishes.get(timeout=IDLE_S)
+                return self.wishes.get(timeout=LOOK_S)
             except queue.Empty:
+                if self._connection is not None and gone(self._connection.socket):
+                    self._drop()
+                if time.monotonic() - idle_since < IDLE_S:
+                    continue
                 with self._lock:
                     if not self._due:
                         self._over = True

@@ -120,6 +120,22 @@ def test_a_publisher_that_is_killed_in_the_midst_of_a_version_costs_one_line_and
     assert weights_digest_on(puller.pull(other.publish(2))) == weights_digest_on(torch_model(2))
 
 
+def test_what_is_mapped_of_a_publisher_that_was_killed_is_let_go(popen):
+    """Else it would keep a GPU's memory that the publisher's successor needs."""
+    transport = MappedTransport(QUICK, "cpu")
+    publisher = DevicePublisherProcess(popen)
+    manifest = publisher.publish(1)
+    Puller(transport).pull(manifest)
+    talk = transport._talks[manifest.buckets[0].address]
+    assert talk._mapped
+    publisher.process.kill()
+    until = time.monotonic() + 10
+    while talk._mapped and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not talk._mapped
+    transport.close()
+
+
 def test_nobody_gets_a_byte_or_a_handle_without_the_secret_of_the_reference(start, puller):
     manifest = start().publish(1)
     forged = replace(manifest, buckets=[replace(ref, token=bytes(16)) for ref in manifest.buckets])

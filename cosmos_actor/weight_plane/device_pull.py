@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cosmos_actor.bus.bulk.ref import BulkRef
 from cosmos_actor.bus.errors import DeadlineExceeded
-from cosmos_actor.weight_plane.errors import WeightsCorrupt
+from cosmos_actor.weight_plane.errors import WeightError, WeightsCorrupt
 from cosmos_actor.weight_plane.flat_layout import FlatLayout, layout_of
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.transports.interface import DeviceTransport
@@ -87,10 +87,15 @@ class DevicePull:
             return flat
         self._flat = None  # before the next is made: there may be no room for both
         del flat
-        from cosmos_actor.weight_plane.flat import Flat
+        from cosmos_actor.weight_plane.flat import Flat, NoDeviceMemory, aside
 
         self._counts["flats_made"] += 1
-        return Flat(layout, device)
+        try:
+            with aside(device):  # the zeros are there when this ends, and do not come over what is fetched
+                return Flat(layout, device)
+        except NoDeviceMemory as error:
+            raise WeightError(f"a version of {layout.nbytes} bytes does not fit beside what else is on {device}; \"shm\""
+                              " takes it into the host's memory", setting="weights.transport") from error
 
     def _left(self, manifest: Manifest, until: float, deadline_s: float) -> float:
         left = until - asyncio.get_running_loop().time()

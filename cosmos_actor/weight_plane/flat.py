@@ -60,6 +60,9 @@ class Flat:
         return payload.view(getattr(torch, dtype)).view(shape)
 
 
+NoDeviceMemory = torch.OutOfMemoryError
+
+
 def zeros(nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from cosmos_actor.weight_plane.flat import Allocate, Flat
+from cosmos_actor.weight_plane.flat import Allocate, Flat, NoDeviceMemory
 from cosmos_actor.weight_plane.flat_layout import BUCKET_BYTES, Contents, arranged
 
 BUFFERS = 2
@@ -19,7 +19,7 @@ BUFFERS = 2
 
 
 class NoFreeBuffer(RuntimeError):
-    """All buffers are in use: whoever asks for a snapshot lets go of one first."""
+    """All buffers are in use: whoever asks for a snapshot lets go of one first. Or there is no memory for one."""
 
 
 class Hold:
@@ -58,8 +58,7 @@ class FlatPool:
             if flat is None or flat.layout.contents != contents:
                 self._flats[number] = None  # before the next is made: there may be no room for both
                 del flat
-                flat = Flat(arranged(contents, self._bucket_bytes), self.device, self._allocate)
-                self._flats[number] = flat
+                flat = self._flats[number] = self._made(contents)
             return self._held(number, flat)
 
     def hold(self, flat: Flat) -> Hold:
@@ -82,6 +81,14 @@ class FlatPool:
                     return False
                 self._changed.wait(left)
             return True
+
+    def _made(self, contents: Contents) -> Flat:
+        layout = arranged(contents, self._bucket_bytes)
+        try:
+            return Flat(layout, self.device, self._allocate)
+        except NoDeviceMemory as error:
+            raise NoFreeBuffer(f"a snapshot of {layout.nbytes} bytes does not fit beside what else is on {self.device};"
+                               " weights.transport = \"shm\" keeps versions in the host's memory") from error
 
     def _held(self, number: int, flat: Flat) -> Hold:
         self._holds[number] += 1

@@ -18,6 +18,7 @@ import torch
 
 from cosmos_actor.bus.bulk.ref import BulkRef
 from cosmos_actor.bus.identity import Identity, host_id
+from cosmos_actor.weight_plane.flat import aside
 from cosmos_actor.weight_plane.flat_pool import FlatPool, Hold
 
 NOWHERE = -1
@@ -36,7 +37,8 @@ class Found:
 
     def __getitem__(self, part: slice) -> np.ndarray[Any, Any]:
         """A piece for a stream, copied to the host."""
-        return self.tensor[part].cpu().numpy()
+        with aside(self.tensor.device):
+            return self.tensor[part].cpu().numpy()
 
 
 class _Lease(NamedTuple):

@@ -112,7 +112,8 @@ def with_job(test: Any, *flags: str) -> None:
     asyncio.run(run())
 
 
-def test_an_engine_takes_every_version_past_the_bulk_plane_into_memory_that_is_used_again():
+@pytest.mark.parametrize("flags", [(), ("policy.lora.rank=2",)], ids=["whole", "adapter"])
+def test_an_engine_takes_every_version_past_the_bulk_plane_into_memory_that_is_used_again(flags):
     async def test(job: Job) -> None:
         for step in range(4):
             manifest, expected = await job.publish(step), await job.digest()
@@ -127,7 +128,7 @@ def test_an_engine_takes_every_version_past_the_bulk_plane_into_memory_that_is_u
         assert job.store.statistics()["puts"] == 0
         assert job.rollout.context.weights.statistics()["flats_made"] == 1
 
-    with_job(test)
+    with_job(test, *flags)
 
 
 def test_versions_that_no_rollout_took_make_room_and_only_the_newest_is_kept():

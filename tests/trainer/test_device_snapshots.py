@@ -79,6 +79,22 @@ def test_sharded_tensors_are_gathered_and_a_failure_keeps_no_buffer():
     assert all(torch.equal(one.arrays()["embed"], model()["embed"]) for one in taken)
 
 
+def test_a_device_without_room_is_one_line_that_names_the_setting_and_the_next_try_is_free():
+    full = [True]
+
+    def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
+        if full:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+    made = DeviceSnapshots(FlatPool(torch.device("cpu"), allocate=allocate))
+    for _ in range(3):
+        with pytest.raises(NoFreeBuffer, match=r"not fit beside what else is on cpu; weights\.transport = \"shm\""):
+            made.take(model())
+    full.clear()
+    made.take(model())
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_a_step_that_follows_at_once_does_not_reach_it():
     made, own = snapshots("cuda:0"), {"embed": torch.randn(4096, 4096, device="cuda")}

@@ -226,7 +226,7 @@ def _make(backend: str, store: Any, rank: int, host: str, device: torch.device) 
         return distributed.ProcessGroupGloo(store, rank, 2, options)
     torch.cuda.set_device(device)  # of this thread: the communicator is made on the thread's own device
     with _environment(NCCL_ENVIRONMENT):
-        nccl = distributed.ProcessGroupNCCL.Options()
+        nccl = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)  # beside a training step
         nccl._timeout = timedelta(days=1)  # Ours are shorter, and end the group alone.
         return distributed.ProcessGroupNCCL(store, rank, 2, nccl)
 

@@ -55,6 +55,7 @@ class Trainer:
         manifest = self.publisher.newest
         with self.server.store.reading(manifest.buckets[0].generation) as found:
             found.tensor[100] ^= 1
+            found.tensor[100].item()  # waits for it
         return self.publisher.digest_now(manifest)
 
     def mend(self) -> str:

@@ -10,11 +10,16 @@ from dataclasses import replace
 
 import pytest
 
+from cosmos_actor.bus.bulk.reader import BulkReader
 from cosmos_actor.bus.errors import BulkGone, BusError
+from cosmos_actor.weight_plane.device_pull import DevicePull
+from cosmos_actor.weight_plane.digest import weights_digest
 from cosmos_actor.weight_plane.errors import VersionNotNewer, WeightsCorrupt
+from cosmos_actor.weight_plane.subscriber import WeightSubscriber
 from cosmos_actor.weight_plane.transports import raw_wire as wire
 from cosmos_actor.weight_plane.transports.interface import TransportLost
 from cosmos_actor.weight_plane.transports.raw_connection import RawConnection
+from cosmos_actor.weight_plane.transports.reader import TransportReader
 from tests.weight_plane.transports.tools import QUICK
 
 torch = pytest.importorskip("torch")
@@ -143,6 +148,21 @@ def test_nobody_gets_a_byte_or_a_handle_without_the_secret_of_the_reference(star
         puller.pull(forged)
     assert puller.transport.counts["mapped"] == puller.transport.counts["groups"] == 0
     assert weights_digest_on(puller.pull(manifest)) == manifest.digest
+
+
+def test_who_has_no_such_device_takes_it_as_a_plain_stream(popen):
+    publisher, bulk = DevicePublisherProcess(popen), BulkReader(QUICK)
+    said: list[str] = []
+    reader = TransportReader(bulk, device=lambda: "", say=said.append)
+    subscriber = WeightSubscriber(reader, "run", device=DevicePull(reader.to_device))
+    for step in (1, 2):
+        manifest = publisher.publish(step)
+        pulled = asyncio.run(subscriber.pull(manifest, 20.0))
+        assert weights_digest(pulled) == manifest.digest
+    [line] = said
+    assert line.startswith("weights come by stream: both ends are on one host, but") and "?device=GPU-1" in line
+    reader.close()
+    bulk.close()
 
 
 READER = """

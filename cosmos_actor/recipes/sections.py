@@ -15,6 +15,7 @@ from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.bus.errors import BusError
 from cosmos_actor.bus.faults import Faults
 from cosmos_actor.bus.limits import Limits
+from cosmos_actor.recipes.engine_section import EngineSection
 from cosmos_actor.recipes.mirror import as_dataclass, section_of_dataclass
 from cosmos_actor.roles.engine import OnNewWeights
 from cosmos_actor.roles.engines import EngineName
@@ -117,8 +118,8 @@ class RolloutProcesses(ComputeSettings):
     """How many actors generate, by what, and in what portions."""
 
     engine: EngineName = setting(
-        "torch", "who computes the answers of a language model: torch, built in, or vllm (its CPU build), which lives "
-        "in an environment of its own, named by `python`")
+        "torch", "who computes the answers of a language model: torch, built in, or vllm, which lives in an "
+        "environment of its own, named by `python`")
     tensor_parallel: PositiveInt = setting(
         1, "processes that share one model, each with a part of every layer and `threads` of its own, where rollout."
         "engine = \"vllm\"; for a model that one processor is too slow for, or one memory too small", unit="processes")
@@ -142,7 +143,7 @@ class RolloutProcesses(ComputeSettings):
         "killed, and started anew", unit="s", resumable=True)
 
 
-class RolloutSection(RolloutProcesses, SamplingSettings):
+class RolloutSection(RolloutProcesses, EngineSection, SamplingSettings):
     """Who generates, and how tokens are sampled."""
 
 

@@ -26,14 +26,27 @@ def engine_disagreements(settings: Any) -> Iterator[str]:
         return
     if settings.run.grouping == "single":
         yield "rollout.engine = \"vllm\" wants a process of its own: run.grouping = \"per_role\""
-    if rollout.device == "cuda":
-        yield ("rollout.engine = \"vllm\" drives vLLM's CPU build: rollout.device = \"cpu\", or rollout.engine = "
-               "\"torch\"")
-    if settings.policy.lora.rank and settings.policy.lora.publish == "adapter":
-        yield ("rollout.engine = \"vllm\" takes no adapter alone: policy.lora.publish = \"merged\", or "
-               "rollout.engine = \"torch\"")
+    adapter = settings.policy.lora.rank > 0 and settings.policy.lora.publish == "adapter"
+    if adapter and rollout.tensor_parallel > 1:
+        yield ("rollout.tensor_parallel > 1 takes no adapter alone: policy.lora.publish = \"merged\", or "
+               "rollout.tensor_parallel = 1")
+    if rollout.quantization != "none":
+        yield from _quantised_disagreements(settings, adapter)
     if line := vllm_can_not(rollout):
         yield f"{line}: change that, or rollout.engine = \"torch\""
+
+
+def _quantised_disagreements(settings: Any, adapter: bool) -> Iterator[str]:
+    rollout = settings.rollout
+    wanted = f"rollout.quantization = \"{rollout.quantization}\" with rollout.engine = \"vllm\""
+    if rollout.device == "cpu":
+        yield f"{wanted} needs a GPU: rollout.device = \"cuda\", or rollout.engine = \"torch\", which rounds alike"
+    if rollout.tensor_parallel > 1:
+        yield f"{wanted} is for one GPU: rollout.tensor_parallel = 1"
+    if settings.policy.publish_dtype != "bfloat16":
+        yield f"{wanted} takes bfloat16: policy.publish_dtype = \"bfloat16\""
+    if adapter:
+        yield f"{wanted} takes no adapter alone: policy.lora.publish = \"merged\""
 
 
 def vllm_can_not(sampling: SamplingSettings) -> str:

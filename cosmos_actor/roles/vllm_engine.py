@@ -1,4 +1,4 @@
-"""The rollout engine vLLM, in this process: its CPU build, eager, one request a sequence, token ids in and out.
+"""The rollout engine vLLM, in this process: one request a sequence, token ids in and out, on a CPU or a GPU.
 
 vLLM lives in an environment of its own (`rollout.python`); nothing else of the package imports it. Its engine core is
 kept in this process, so that what it computes with can be read back, and so that nothing is left of it when the
@@ -7,17 +7,16 @@ process is killed.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cosmos_actor.actors.errors import BadValue, NotFound
+from cosmos_actor.actors.errors import BadValue
 from cosmos_actor.roles.engine import (
     WAIT,
     Batch,
@@ -34,33 +33,26 @@ from cosmos_actor.roles.engine import (
     generate,
 )
 from cosmos_actor.roles.engines import vllm_can_not, vllm_logprobs_mode
-from cosmos_actor.roles.newer_weights import check_offer
+from cosmos_actor.roles.newer_weights import check_offer, first_not_finite
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.tokenizer import load_tokenizer
-from cosmos_actor.roles.vllm_plugin.loader import PluginLoader, engine_arguments
+from cosmos_actor.roles.vllm_adapters import Adapters, adapter_request
+from cosmos_actor.roles.vllm_base import Base, put_adapter
+from cosmos_actor.roles.vllm_fp8 import Fp8
+from cosmos_actor.roles.vllm_in_place import InPlace
+from cosmos_actor.roles.vllm_packed import Loader, Packed
+from cosmos_actor.roles.vllm_plugin.loader import PluginLoader
+from cosmos_actor.roles.vllm_start import CPU, Start, reason, start
 from cosmos_actor.roles.vllm_steps import Flights
-from cosmos_actor.roles.vllm_weights import NotFoundInVllm, Small, held_digest, pack_heads, places, small_numbers
-from cosmos_actor.trainer.model_directory import model_directory
+from cosmos_actor.roles.vllm_versions import version_setter
+from cosmos_actor.roles.vllm_weights import NotFoundInVllm, locate, places
 from cosmos_actor.trainer.model_weights import WeightsDoNotFit, fitting, named_tensors
 from cosmos_actor.trainer.models import skeleton, use_threads
-from cosmos_actor.trainer.tiny_model import TINY
+from cosmos_actor.trainer.settings import TrainerSettings
 
-IN_THIS_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Read when vLLM is imported."""
-UNLESS_SET = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several rollouts of one host would all be bound to the same cores
-    "VLLM_LOGGING_LEVEL": "ERROR",  # below it, each swap warns of layers that have nothing to load
-    "TORCHDYNAMO_DISABLE": "1",
-}
-"""`rollout.env` may say otherwise."""
-LEAST_BATCHED_TOKENS = 2048
-"""Tokens that one pass of vLLM may read."""
-CACHE_BLOCK = 32
-"""Tokens: what prompts have in common is found in whole blocks. The least that its CPU build computes well with."""
 NOTHING = HeldWeights(version=-1, digest="")
+WEIGHTS, CACHE = "weights", "kv_cache"
+"""What sleeps and wakes, by vLLM's names."""
 
 
 class VllmEngine:
@@ -71,44 +63,44 @@ class VllmEngine:
     sampled with half of a version.
     """
 
-    def __init__(self, model: str, *, stop_ids: Sequence[int], dtype: str = "float32", logprobs_mode: str,
-                 sequences: int = 256, threads: int = 1, on_new_weights: OnNewWeights = WAIT,
-                 joining: bool = False, tensor_parallel: int = 1) -> None:
-        """tensor_parallel: more than 1 puts the model into as many processes, each with a part; see `vllm_plugin`."""
+    def __init__(self, model: str, *, stop_ids: Sequence[int], wanted: Start, on_new_weights: OnNewWeights = WAIT,
+                 joining: bool = False, adapted: TrainerSettings | None = None) -> None:
+        """wanted.tensor_parallel: more than 1 puts the model into as many processes, each with a part; see
+        `vllm_plugin`. adapted: versions are adapters for the base that these settings name; None: whole models."""
         self.held = NOTHING
         self.on_new_weights = on_new_weights
-        self._loader: PluginLoader | None = None
-        self._skeleton = skeleton(model, dtype=dtype)
+        self._skeleton = skeleton(model, dtype=wanted.dtype)
         self._stop_ids = tuple(stop_ids)
         self._counts = {"sequences": 0.0, "tokens": 0.0, "prompt_tokens": 0.0, "seconds": 0.0, "swaps": 0.0}
-        self._small: dict[str, Small] = {}
-        use_threads(threads)
-        self._logprobs_mode = logprobs_mode
-        shapes = {name: tensor.shape for name, tensor in named_tensors(self._skeleton).items()}
+        self._asleep: set[str] = set()
+        self._adapted, self._sleeping = adapted is not None, wanted.sleeping
+        use_threads(wanted.threads)
+        self._logprobs_mode = wanted.logprobs_mode
         try:
-            if tensor_parallel > 1:
-                self._llm = _start(self._skeleton, model, dtype, logprobs_mode, sequences, tensor_parallel, threads)
-                self._loader = PluginLoader(self._llm.collective_rpc, self._llm.llm_engine.set_weight_version, shapes)
-            else:
-                self._llm = _start(self._skeleton, model, dtype, logprobs_mode, sequences)
-                self._places = self._of_model(lambda own: places(own, shapes))
+            self._loader = self._started(model, wanted, adapted)
         except (ValueError, RuntimeError, NotImplementedError, NotFoundInVllm) as error:
             raise BadValue(f"vLLM can not serve {model}: {reason(error)}; rollout.engine = \"torch\" may",
                            setting="rollout.engine") from error
-        self._flights = Flights(self._llm, self._parameters, joining)
+        request = adapter_request() if adapted is not None else None
+        self._flights = Flights(self._llm, self._parameters, joining, request)
 
     @classmethod
     def from_settings(cls, settings: Any) -> VllmEngine:
-        """An engine for a run's settings. Raises NotFound without vLLM here, BadValue when it is no CPU build.
+        """An engine for a run's settings. Raises NotFound without vLLM here, BadValue when it is another build.
 
         Where experience is as new as the weights, batches do not join: the numbers of such a run are its settings'.
         """
         policy, rollout = settings.policy, settings.rollout
-        return cls(policy.model, stop_ids=load_tokenizer(policy.model).stop_ids, dtype=policy.publish_dtype,
-                   logprobs_mode=vllm_logprobs_mode(rollout), threads=rollout.threads,
-                   sequences=rollout.chunk_prompts * rollout.samples_per_prompt,
+        adapted = policy.lora.rank > 0 and policy.lora.publish == "adapter"
+        wanted = Start(
+            dtype=policy.publish_dtype, logprobs_mode=vllm_logprobs_mode(rollout), threads=rollout.threads,
+            sequences=rollout.chunk_prompts * rollout.samples_per_prompt, device=rollout.device,
+            tensor_parallel=rollout.tensor_parallel, gpu_memory=rollout.gpu_memory, cuda_graphs=rollout.cuda_graphs,
+            sleeping=settings.run.placement == "colocated", quantization=rollout.quantization,
+            lora_rank=policy.lora.rank if adapted else 0, lora_targets=policy.lora.targets if adapted else ())
+        return cls(policy.model, stop_ids=load_tokenizer(policy.model).stop_ids, wanted=wanted,
                    on_new_weights=rollout.on_new_weights, joining=settings.run.max_staleness > 0,
-                   tensor_parallel=rollout.tensor_parallel)
+                   adapted=policy if adapted else None)
 
     @property
     def in_flight(self) -> bool:
@@ -120,6 +112,8 @@ class VllmEngine:
         batch = Batch(items, sampling)
         if batch.done:
             return batch
+        if self._asleep:
+            raise EngineError(f"the engine sleeps: {', '.join(sorted(self._asleep))} were not woken")
         if self.held == NOTHING:
             raise NoWeights("this engine was given no weights yet")
         self._check_sampling(sampling)
@@ -151,10 +145,12 @@ class VllmEngine:
         """
         check_offer(self.held, tensors, version, digest)
         check_nothing_in_flight(self)
+        if WEIGHTS in self._asleep:
+            raise WeightsRefused(f"version {version}: the engine's weights are asleep: wake them first")
         offered = self._fitting(tensors, version)
         before, self.held = self.held, NOTHING
         try:
-            held = HeldWeights(version, self._swap(offered, version, digest))
+            held = HeldWeights(version, self._loader.load(offered, version, digest))
             if held.digest == digest:
                 self._flights.switch(held, self.on_new_weights)
         except WeightsRefused:
@@ -173,19 +169,79 @@ class VllmEngine:
 
     def read_back(self) -> str:
         """See RolloutEngine.read_back."""
-        if self._loader is not None:
-            return self._loader.read_back()
-        return str(self._of_model(lambda own: held_digest(own, self._places, self._small)))
+        return self._loader.read_back()
 
     def statistics(self) -> dict[str, float]:
         """See RolloutEngine.statistics. cached_tokens: of prompts, that did not have to be read."""
-        return {**self._counts, "cached_tokens": float(self._flights.cached_tokens)}
+        rounded = self._loader.distances if isinstance(self._loader, Fp8) else {}
+        return {**self._counts, "cached_tokens": float(self._flights.cached_tokens), **rounded}
+
+    def sleep(self, level: int) -> None:
+        """Give the GPU memory of weights and cache back, until `wake`. Nothing may be in flight.
+
+        level 1: the weights wait in the host's memory, and are held again when they are woken. 2: they are thrown away,
+        and nothing is held until the next `load_weights`. What was cached of prompts is forgotten either way. Raises
+        EngineError where there is no such memory, or the engine sleeps already.
+        """
+        if not self._sleeping or self._device == CPU:
+            raise EngineError("this engine can not sleep: vLLM gives memory back on GPUs, and only where it was "
+                              "started for it, which run.placement = \"colocated\" does")
+        if level not in (1, 2):
+            raise EngineError(f"there is no sleep of level {level}: 1 keeps the weights on the host, 2 nowhere")
+        if level == 2 and self._adapted:
+            raise EngineError("sleep of level 2 would throw away the base that adapters are for: level 1")
+        if self.in_flight or self._asleep:
+            raise EngineError("the engine sleeps already" if self._asleep else "sequences are in flight")
+        self._llm.llm_engine.sleep(level)
+        self._asleep = {WEIGHTS, CACHE}
+        if level == 2:
+            self.held = NOTHING
+
+    def wake(self, what: Sequence[str]) -> None:
+        """Take memory again for "weights" and "kv_cache", both or one after the other, the weights first. What is
+        awake stays so. Raises EngineError for anything else."""
+        unknown = [name for name in what if name not in (WEIGHTS, CACHE)]
+        if unknown:
+            raise EngineError(f"nothing called {unknown[0]} sleeps: there are {WEIGHTS} and {CACHE}")
+        if WEIGHTS in self._asleep and WEIGHTS not in what:
+            raise EngineError(f"{WEIGHTS} wake before {CACHE}: with them comes what the kernels need of the model")
+        asleep = [name for name in (WEIGHTS, CACHE) if name in self._asleep and name in what]
+        if asleep:
+            self._llm.llm_engine.wake_up(asleep)
+            self._asleep -= set(asleep)
+
+    def _started(self, model: str, wanted: Start, adapted: TrainerSettings | None) -> Loader:
+        """vLLM, started; the way of versions into it."""
+        shapes = {name: tensor.shape for name, tensor in named_tensors(self._skeleton).items()}
+        dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._skeleton).items()}
+        base = None if adapted is None else Base(adapted)
+        with tempfile.TemporaryDirectory() as scratch:
+            if base is not None:
+                base.save(Path(scratch))
+            self._llm, self._device = start(self._skeleton, model, wanted, scratch if base is not None else "")
+        if wanted.tensor_parallel > 1:
+            return PluginLoader(self._llm.collective_rpc, version_setter(self._llm.llm_engine), shapes)
+        if wanted.quantization == "fp8":
+            return Fp8(self._worker, self._worker(lambda worker: locate(worker.get_model(), shapes)))
+        found = self._worker(lambda worker: places(worker.get_model(), shapes))
+        loader: Packed | InPlace
+        if self._device == CPU:
+            loader = Packed(self._worker, found)
+        else:
+            loader = self._worker(lambda worker: InPlace(worker.get_model(), found, dtypes))
+        if base is None or adapted is None:
+            return loader
+        if isinstance(loader, Packed):
+            loader.remember(base.tensors)
+        put_adapter(self._skeleton, adapted.lora, base.digest)
+        return Adapters(self._worker, loader.read_back, base.digest, adapted.lora)
 
     def _positions(self) -> tuple[int, str]:
         """How many there are, and whose: vLLM takes fewer than the model has where its cache has no room for them."""
         room = int(self._llm.llm_engine.model_config.max_model_len)
         if room < self._skeleton.config.max_position_embeddings:
-            return room, "the key-value cache's (rollout.env.VLLM_CPU_KVCACHE_SPACE)"
+            whose = "rollout.env.VLLM_CPU_KVCACHE_SPACE" if self._device == CPU else "rollout.gpu_memory"
+            return room, f"the key-value cache's ({whose})"
         return room, "the model's"
 
     def _check_sampling(self, sampling: SamplingSettings) -> None:
@@ -196,23 +252,14 @@ class VllmEngine:
         if line:
             raise EngineError(line)
 
-    def _swap(self, offered: dict[str, torch.Tensor], version: int, digest: str) -> str:
-        """Hand `offered` to vLLM; the digest of what it then computes with."""
-        if self._loader is not None:
-            return self._loader.load(offered, version, digest)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(offered.items())})
-        self._of_model(pack_heads)
-        self._small = small_numbers(offered)
-        return self.read_back()
-
     def _fitting(self, tensors: Mapping[str, np.ndarray], version: int) -> dict[str, torch.Tensor]:
         try:
             offered = fitting(self._skeleton, tensors)
         except WeightsDoNotFit as error:
             raise WeightsRefused(f"version {version}: {error}") from error
-        for name, tensor in offered.items():
-            if not torch.isfinite(torch.stack(torch.aminmax(tensor))).all():  # a tenth of the time of looking at each
-                raise WeightsRefused(f"version {version}: {name} has numbers that are not finite")
+        wrong = first_not_finite(offered)
+        if wrong:
+            raise WeightsRefused(f"version {version}: {wrong} has numbers that are not finite")
         return offered
 
     def _parameters(self, sampling: SamplingSettings, most: int, seed: int) -> Any:
@@ -224,58 +271,12 @@ class VllmEngine:
             logprobs=0, detokenize=False, ignore_eos=True, stop_token_ids=list(sampling.stop_ids or self._stop_ids),
             output_kind=RequestOutputKind.DELTA)
 
-    def _of_model(self, ask: Any) -> Any:
-        """What `ask` says of vLLM's model, which is in this process."""
-        [answer] = self._llm.collective_rpc(lambda worker: ask(worker.get_model()))
+    def _worker(self, ask: Callable[[Any], Any]) -> Any:
+        """What `ask` says of vLLM's worker, which is in this process."""
+        [answer] = self._llm.collective_rpc(ask)
         return answer
 
     def _count(self, batch: Batch) -> None:
         self._counts["sequences"] += len(batch.items)
         self._counts["tokens"] += sum(len(completion.tokens) for completion in batch.answers())
         self._counts["prompt_tokens"] += sum(len(item.prompt) for item in batch.items)
-
-
-def reason(error: Exception) -> str:
-    """vLLM's own words, without what pydantic, which may carry them, adds about its input."""
-    mistakes = getattr(error, "errors", None)
-    if not callable(mistakes):
-        return str(error)
-    return "; ".join(str(mistake["msg"]).removeprefix("Value error, ").rstrip(".") for mistake in mistakes())
-
-
-def _start(model: Any, name: str, dtype: str, logprobs_mode: str, sequences: int, tensor_parallel: int = 1,
-           threads: int = 1) -> Any:
-    """vLLM's engine with room for the model's weights and nothing in it."""
-    os.environ.update(IN_THIS_PROCESS)
-    if tensor_parallel > 1:
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # each worker reads it when it imports torch
-    for variable, value in UNLESS_SET.items():
-        os.environ.setdefault(variable, value)
-    try:
-        from vllm import LLM, SamplingParams
-        from vllm.platforms import current_platform
-    except ImportError as error:
-        raise NotFound(f"rollout.engine = \"vllm\" needs vLLM in rollout.python: {error}",
-                       setting="rollout.python") from error
-    if not current_platform.is_cpu():
-        raise BadValue("rollout.engine = \"vllm\" drives the CPU build of vLLM, and another is installed",
-                       setting="rollout.python")
-    with tempfile.TemporaryDirectory() as scratch:
-        engine = LLM(
-            _directory(model, name, Path(scratch)), skip_tokenizer_init=True, load_format="dummy", dtype=dtype,
-            enforce_eager=True, logprobs_mode=logprobs_mode, max_num_seqs=sequences, seed=0, disable_log_stats=True,
-            max_model_len=-1, max_num_batched_tokens=max(LEAST_BATCHED_TOKENS, sequences), enable_prefix_caching=True,
-            block_size=CACHE_BLOCK, async_scheduling=False,  # else a step would sample on with what was there before
-            **(engine_arguments(tensor_parallel) if tensor_parallel > 1 else {}))
-    # Some models are refused only when they compute: those with heads of 16 numbers are.
-    engine.generate({"prompt_token_ids": [0]}, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
-    return engine
-
-
-def _directory(model: Any, name: str, scratch: Path) -> str:
-    """A folder with the model's configuration; a tiny model has none of its own."""
-    if not name.startswith(TINY):
-        return str(model_directory(name))
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(scratch)
-    return str(scratch)

@@ -52,8 +52,9 @@ class Flights:
     nothing, and the same one gives the same bits again.
     """
 
-    def __init__(self, llm: Any, parameters: Parameters, joining: bool) -> None:
-        self._llm, self._parameters, self._joining = llm, parameters, joining
+    def __init__(self, llm: Any, parameters: Parameters, joining: bool, adapter: Any = None) -> None:
+        """adapter: vLLM's LoRARequest for all of them; None: they are sampled by a whole model."""
+        self._llm, self._parameters, self._joining, self._adapter = llm, parameters, joining, adapter
         self._waiting: deque[Batch] = deque()
         self._flying: dict[str, Flight] = {}
         self._count = 0
@@ -116,7 +117,8 @@ class Flights:
                                       seed_of(flight.item, drawn))
         self._flying[name] = flight
         salt = f"{self._held.version}/{self._held.digest}"
-        self._llm.llm_engine.add_request(name, {"prompt_token_ids": prompt, "cache_salt": salt}, parameters)
+        self._llm.llm_engine.add_request(name, {"prompt_token_ids": prompt, "cache_salt": salt}, parameters,
+                                         lora_request=self._adapter)
 
     def _again(self, names: list[str]) -> None:
         """These begin anew where they are, as requests of the version held, in their order."""

@@ -53,9 +53,7 @@ def places(model: Any, shapes: Mapping[str, torch.Size]) -> dict[str, Place]:
 
     Raises NotFoundInVllm naming what has no place.
     """
-    joined = {part: (layer, parts) for layer, parts in getattr(model, "packed_modules_mapping", {}).items()
-              for part in parts}
-    found = {name: _place(model, name, shape, joined) for name, shape in shapes.items()}
+    found = locate(model, shapes)
     for name, rows in _rows(model, found):
         if tuple(rows.shape) != shape_of(found[name].box):
             raise NotFoundInVllm(f"vLLM's {found[name].module} has {list(rows.shape)} for {name} of "
@@ -65,6 +63,13 @@ def places(model: Any, shapes: Mapping[str, torch.Size]) -> dict[str, Place]:
     if spare:
         raise NotFoundInVllm(f"vLLM's {type(model).__name__} has parameters that no tensor goes to: {spare[0]}")
     return found
+
+
+def locate(model: Any, shapes: Mapping[str, torch.Size]) -> dict[str, Place]:
+    """As `places`, without a look at what is there: it may be kept otherwise, as quantised matrices are."""
+    joined = {part: (layer, parts) for layer, parts in getattr(model, "packed_modules_mapping", {}).items()
+              for part in parts}
+    return {name: _place(model, name, shape, joined) for name, shape in shapes.items()}
 
 
 def _place(model: Any, name: str, shape: torch.Size, joined: Mapping[str, tuple[str, list[str]]]) -> Place:
@@ -77,6 +82,8 @@ def _place(model: Any, name: str, shape: torch.Size, joined: Mapping[str, tuple[
         module.get_parameter(parameter)
     except AttributeError as error:
         raise NotFoundInVllm(f"vLLM's {type(model).__name__} has no {path}.{parameter} for {name}") from error
+    if hasattr(module, "base_layer"):  # vLLM's own wrapper of a layer that adapters have
+        path, module = f"{path}.base_layer", module.base_layer
     number = parts.index(own)
     box = _box(module, name, shape, number if len(parts) > 1 else None)
     extent = shape_of(box)
@@ -88,11 +95,11 @@ def _place(model: Any, name: str, shape: torch.Size, joined: Mapping[str, tuple[
 
 def _box(module: Any, name: str, shape: torch.Size, number: int | None) -> Box:
     """What of a tensor this worker's `module` has. number: of the tensor among those of a joined layer."""
+    if getattr(module, "tp_size", 1) == 1:
+        return whole(shape)
     from vllm.model_executor.layers import linear
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-    if getattr(module, "tp_size", 1) == 1:
-        return whole(shape)
     cut = Cut(module.tp_rank, module.tp_size)
     if isinstance(module, VocabParallelEmbedding):
         rows = module.shard_indices

@@ -108,7 +108,7 @@ def _check_kinds(own: Mapping[str, torch.Tensor], offered: Mapping[str, torch.Te
 def _as_tensor(array: np.ndarray | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """As a tensor, uint16 as bfloat16 where that is what the model has."""
     if isinstance(array, torch.Tensor):
-        tensor = array
+        tensor = array.detach()
     else:
         source = np.array(array) if not array.flags.writeable else array
         tensor = torch.from_numpy(np.ascontiguousarray(source)).reshape(array.shape)

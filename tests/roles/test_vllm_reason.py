@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError, model_validator
 
-from cosmos_actor.roles.vllm_engine import reason
+from cosmos_actor.roles.vllm_start import reason
 
 
 class Config(BaseModel):

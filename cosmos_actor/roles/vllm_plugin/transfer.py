@@ -20,7 +20,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from cosmos_actor.roles.vllm_in_place import InPlace
 from cosmos_actor.roles.vllm_plugin.taking import Taker, manifest_of
+from cosmos_actor.roles.vllm_versions import NoTrainerSide, own_part
 from cosmos_actor.roles.vllm_weights import Place, Small, held_digests, pack_heads, places, small_numbers
 from cosmos_actor.weight_plane.device_digest import array_of
 from cosmos_actor.weight_plane.digest import tensor_digest
@@ -69,7 +71,7 @@ class Taken:
     places: dict[str, Place]
 
 
-class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+class CosmosWeightTransferEngine(NoTrainerSide, WeightTransferEngine[InitInfo, UpdateInfo]):
     """A version is loaded by all workers or by none, and only after each has verified all bytes of its own part."""
 
     init_info_cls = InitInfo
@@ -81,6 +83,8 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     _taken: Taken | None = None
     _places: dict[str, Place] | None = None
     _small: dict[str, Small] | None = None
+    _in_place: InPlace | None = None
+    """On a GPU, where parameters are what layers compute with."""
     problem = ""
     """Of the update under way or the last one."""
     version: Version | None = None
@@ -95,9 +99,9 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Nothing is touched yet."""
         self._taken, self.problem = None, ""
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: Any) -> None:
         """As the base's, which would wait for an accelerator also where there is none."""
-        self.receive_weights(self.parse_update_info(update_info))
+        self.receive_weights(self.parse_update_info(own_part(update_info, get_tp_group().rank_in_group)))
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Take and verify. Raises NotTaken on every worker when any of them could not."""
@@ -145,6 +149,8 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def read_back(self) -> dict[str, bytes]:
         """The digest of each part that the layers compute with now."""
+        if self._in_place is not None:
+            return self._in_place.digests()
         return held_digests(self.model, self._places or {}, self._small or {})
 
     def _raise(self, error: Exception) -> None:
@@ -179,20 +185,27 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return self._places
 
     def _load(self, taken: Taken) -> dict[str, bytes]:
-        """vLLM's layerwise reload with its own loaders, then the proof."""
-        with torch.no_grad():
-            initialize_layerwise_reload(self.model)
-            self.model.load_weights(_widened(taken))
-            finalize_layerwise_reload(self.model, self.model_config)
-            pack_heads(self.model)
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize()
-        self._small = small_numbers(taken.parts)
+        """Into the layers, then the proof."""
+        if self.device.type == "cpu":
+            self._reload(taken)
+        else:
+            self._in_place = self._in_place or InPlace(
+                self.model, taken.places, {name: part.dtype for name, part in taken.parts.items()})
+            self._in_place.write(taken.parts)
         held = self.read_back()
         for name, part in taken.parts.items():
             if held[name] != tensor_digest(array_of(part)):
                 raise HalfLoaded(f"version {taken.version}: vLLM was given another {name} than it computes with")
         return held
+
+    def _reload(self, taken: Taken) -> None:
+        """vLLM's layerwise reload with its own loaders."""
+        with torch.no_grad():
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(_widened(taken))
+            finalize_layerwise_reload(self.model, self.model_config)
+            pack_heads(self.model)
+        self._small = small_numbers(taken.parts)
 
 
 def _widened(taken: Taken) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,9 +12,11 @@ import numpy as np
 import psutil
 import torch
 
-from cosmos_actor.roles import vllm_engine
+from cosmos_actor.roles import vllm_packed
 from cosmos_actor.roles.engine import Completion, EngineError, GenerateItem
 from cosmos_actor.roles.sampling import SamplingSettings
+from cosmos_actor.roles.vllm_engine import VllmEngine
+from cosmos_actor.roles.vllm_start import Start
 from cosmos_actor.trainer.model_weights import host_copies, named_tensors
 from cosmos_actor.trainer.models import skeleton
 from cosmos_actor.weight_plane.digest import weights_digest
@@ -145,11 +147,11 @@ def answers_of(engine: Any, name: str) -> dict[str, Any]:
 
 def stale_head(engine: Any, name: str) -> dict[str, Any]:
     """A reload that leaves the output head as it was, which is what vLLM's own does where it is tied."""
-    right, vllm_engine.pack_heads = vllm_engine.pack_heads, lambda model: None
+    right, vllm_packed.pack_heads = vllm_packed.pack_heads, lambda model: None
     weights = weights_of(make_model(name, 6))
     found = {"said": said(lambda: offer(engine, weights, 6)),
              "then": said(lambda: engine.generate(items(), settings()))}
-    vllm_engine.pack_heads = right
+    vllm_packed.pack_heads = right
     return {**found, "mended": offer(engine, weights, 7) == weights_digest(weights)}
 
 
@@ -176,9 +178,9 @@ def room(engine: Any, name: str) -> dict[str, Any]:
 
 
 def main(name: str, what: str) -> dict[str, Any]:
-    engine = vllm_engine.VllmEngine(
-        name, stop_ids=(STOP,), sequences=COUNT, dtype="bfloat16" if what == "bfloat16" else "float32",
-        logprobs_mode="raw_logprobs" if what == "truncated" else "processed_logprobs")
+    engine = VllmEngine(name, stop_ids=(STOP,), wanted=Start(
+        sequences=COUNT, dtype="bfloat16" if what == "bfloat16" else "float32",
+        logprobs_mode="raw_logprobs" if what == "truncated" else "processed_logprobs"))
     processes = [child.name() for child in psutil.Process().children(recursive=True)]
     if what == "swaps":
         found = {"swaps": swaps(engine, name), "answers": answers_of(engine, name), "head": stale_head(engine, name)}

@@ -12,6 +12,7 @@ import numpy as np
 from cosmos_actor.roles.engine import GenerateItem
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.vllm_engine import VllmEngine
+from cosmos_actor.roles.vllm_start import Start
 from tests.project.programs.vllm_engine import STOP, make_model, said
 from tests.roles.in_flight import COUNT, LONG, NEW, items, mixed, off, offer, three_versions, versions_of
 
@@ -69,7 +70,8 @@ def lost(engine: Any, models: dict[int, Any]) -> dict[str, str]:
 
 
 def main(name: str) -> dict[str, Any]:
-    engine = VllmEngine(name, stop_ids=(STOP,), sequences=COUNT + 8, logprobs_mode="processed_logprobs", joining=True)
+    engine = VllmEngine(name, stop_ids=(STOP,), joining=True,
+                        wanted=Start(sequences=COUNT + 8, logprobs_mode="processed_logprobs"))
     models = {version: make_model(name, version) for version in range(1, 20)}
     found: dict[str, Any] = {mode: in_mode(engine, models, mode, 1 + 3 * at) for at, mode in enumerate(MODES)}
     return {**found, "cached": cache(engine, models), "dropped": dropped(engine), "lost": lost(engine, models)}

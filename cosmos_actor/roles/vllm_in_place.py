@@ -1,0 +1,155 @@
+"""Versions for vLLM on a GPU: each tensor is written into its rows of vLLM's own parameters, and read back from there.
+
+Unquantised layers compute with these very tensors there (`torch.nn.functional.linear`), so nothing has to be packed
+anew, and CUDA graphs, which know their addresses, compute with what is written.
+
+    tensors ──pinned memory, where they are on the host──> rows of parameters ──sums, 16 bytes a block──> digest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from cosmos_actor.roles.vllm_weights import NotFoundInVllm, Place, TwoMatrices, tied_heads
+from cosmos_actor.weight_plane.device_digest import tensor_digests_on
+from cosmos_actor.weight_plane.digest import combined_digest
+from cosmos_actor.weight_plane.reshard import size
+
+BUCKET_BYTES = 128 << 20
+"""Of pinned memory, twice: one part is filled while the other is on its way."""
+ALIGNED_BYTES = 16
+"""Where each tensor begins in it."""
+
+
+class InPlace:
+    """A version is in vLLM's parameters whole, or whoever writes it hears why not.
+
+    Padding, which is what no tensor has rows for, is zero after each writing: vLLM starts with anything in it.
+    """
+
+    def __init__(self, model: Any, found: Mapping[str, Place], dtypes: Mapping[str, torch.dtype]) -> None:
+        """found: the place of each tensor; dtypes: as they will come. Raises NotFoundInVllm for a parameter that has
+        another: it would be rounded on its way."""
+        self._model = model
+        self._found = {name: place for name, place in found.items() if size(place.box)}
+        for name, rows in self._rows().items():
+            if rows.dtype != dtypes[name]:
+                raise NotFoundInVllm(f"vLLM's {found[name].module} has {rows.dtype} for {name} of {dtypes[name]}")
+        self._heads = list(self._tied())
+
+    @torch.inference_mode()
+    def write(self, offered: Mapping[str, torch.Tensor]) -> None:
+        """Every tensor of the model, or of this worker's part of it, on the host or on the parameters' device."""
+        rows = self._rows()
+        _settle(rows)
+        near = [name for name in rows if offered[name].device.type == rows[name].device.type]
+        if near:
+            torch._foreach_copy_([rows[name] for name in near], [offered[name] for name in near])
+        far = {name: offered[name] for name in rows if name not in set(near)}
+        if far:
+            _through_pinned_memory(far, rows)
+        for rest in self._padding():
+            rest.zero_()
+        _settle(rows)
+
+    @torch.inference_mode()
+    def digests(self) -> dict[str, bytes]:
+        """Name -> digest of the rows that vLLM computes with, summed where they are. Raises TwoMatrices when a tied
+        head has another matrix than its embedding."""
+        for head, table in self._heads:
+            own, other = head.weight, self._model.get_submodule(self._found[table].module).weight
+            if (own.data_ptr(), own.shape, own.stride()) != (other.data_ptr(), other.shape, other.stride()):
+                raise TwoMatrices(f"vLLM's output head computes with another matrix than {table}, which it is tied to")
+        return tensor_digests_on(self._rows())
+
+    def load(self, offered: Mapping[str, torch.Tensor], version: int, digest: str) -> str:
+        """The digest of what vLLM then computes with."""
+        self.write(offered)
+        return self.read_back()
+
+    def read_back(self) -> str:
+        """The digest of what vLLM computes with now."""
+        return combined_digest(self.digests())
+
+    def _rows(self) -> dict[str, torch.Tensor]:
+        return {name: self._parameter(place)[place.start : place.start + place.rows]
+                for name, place in self._found.items()}
+
+    def _padding(self) -> Iterator[torch.Tensor]:
+        ends: dict[tuple[str, str], tuple[int, Place]] = {}
+        for place in self._found.values():
+            key, end = (place.module, place.parameter), place.start + place.rows
+            if key not in ends or end > ends[key][0]:
+                ends[key] = end, place
+        for end, place in ends.values():
+            rest = self._parameter(place)[end:]
+            if rest.numel():
+                yield rest
+
+    def _parameter(self, place: Place) -> torch.Tensor:
+        parameter: torch.Tensor = self._model.get_submodule(place.module).get_parameter(place.parameter)
+        return parameter.data
+
+    def _tied(self) -> Iterator[tuple[Any, str]]:
+        try:
+            yield from tied_heads(self._model, self._found)
+        except KeyError as error:
+            raise NotFoundInVllm("vLLM's output head has a matrix of its own, and the model has none for it") from error
+
+
+def _settle(rows: Mapping[str, torch.Tensor]) -> None:
+    """Wait for the device: vLLM may compute on a stream of its own."""
+    if any(one.device.type == "cuda" for one in rows.values()):
+        torch.cuda.synchronize()
+
+
+def _through_pinned_memory(offered: Mapping[str, torch.Tensor], rows: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors of the host to the device through two pieces of pinned memory, in turn."""
+    pieces = [_Piece(max(BUCKET_BYTES, *(one.nbytes for one in offered.values()))) for _ in range(2)]
+    for number, bucket in enumerate(_buckets(offered)):
+        pieces[number % 2].bring({name: offered[name] for name in bucket}, rows)
+    for piece in pieces:
+        piece.wait()
+
+
+def _buckets(offered: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
+    """Names, in order, of tensors that fit into BUCKET_BYTES together; a larger one is alone."""
+    bucket: list[str] = []
+    used = 0
+    for name, tensor in offered.items():
+        if bucket and used + _room(tensor) > BUCKET_BYTES:
+            yield bucket
+            bucket, used = [], 0
+        bucket.append(name)
+        used += _room(tensor)
+    if bucket:
+        yield bucket
+
+
+def _room(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+class _Piece:
+    """Pinned memory that is not written to before what is in it has arrived."""
+
+    def __init__(self, room: int) -> None:
+        self._memory = torch.empty(room + ALIGNED_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._arrived = torch.cuda.Event()
+
+    def bring(self, tensors: Mapping[str, torch.Tensor], rows: Mapping[str, torch.Tensor]) -> None:
+        self.wait()
+        begin, views = 0, []
+        for tensor in tensors.values():
+            view = self._memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            view.copy_(tensor)
+            views.append(view)
+            begin += _room(tensor)
+        torch._foreach_copy_([rows[name] for name in tensors], views, non_blocking=True)
+        self._arrived.record()
+
+    def wait(self) -> None:
+        self._arrived.synchronize()

@@ -20,23 +20,26 @@ VLLM_LEAST_TEMPERATURE = 0.01
 def engine_disagreements(settings: Any) -> Iterator[str]:
     """One line for each thing that a run's settings ask of a rollout engine that can not do it."""
     rollout = settings.rollout
+    adapter = settings.policy.lora.rank > 0 and settings.policy.lora.publish == "adapter"
+    if rollout.quantization != "none" and adapter:
+        yield (f"rollout.quantization = \"{rollout.quantization}\" takes no adapter alone: policy.lora.publish = "
+               "\"merged\"")
     if rollout.engine != VLLM:
         if rollout.tensor_parallel > 1:
             yield "rollout.tensor_parallel is for rollout.engine = \"vllm\": leave it at 1, or take that engine"
         return
     if settings.run.grouping == "single":
         yield "rollout.engine = \"vllm\" wants a process of its own: run.grouping = \"per_role\""
-    adapter = settings.policy.lora.rank > 0 and settings.policy.lora.publish == "adapter"
     if adapter and rollout.tensor_parallel > 1:
         yield ("rollout.tensor_parallel > 1 takes no adapter alone: policy.lora.publish = \"merged\", or "
                "rollout.tensor_parallel = 1")
     if rollout.quantization != "none":
-        yield from _quantised_disagreements(settings, adapter)
+        yield from _quantised_disagreements(settings)
     if line := vllm_can_not(rollout):
         yield f"{line}: change that, or rollout.engine = \"torch\""
 
 
-def _quantised_disagreements(settings: Any, adapter: bool) -> Iterator[str]:
+def _quantised_disagreements(settings: Any) -> Iterator[str]:
     rollout = settings.rollout
     wanted = f"rollout.quantization = \"{rollout.quantization}\" with rollout.engine = \"vllm\""
     if rollout.device == "cpu":
@@ -45,8 +48,6 @@ def _quantised_disagreements(settings: Any, adapter: bool) -> Iterator[str]:
         yield f"{wanted} is for one GPU: rollout.tensor_parallel = 1"
     if settings.policy.publish_dtype != "bfloat16":
         yield f"{wanted} takes bfloat16: policy.publish_dtype = \"bfloat16\""
-    if adapter:
-        yield f"{wanted} takes no adapter alone: policy.lora.publish = \"merged\""
 
 
 def vllm_can_not(sampling: SamplingSettings) -> str:

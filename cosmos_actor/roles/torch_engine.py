@@ -28,6 +28,7 @@ from cosmos_actor.roles.engine import (
     generate,
 )
 from cosmos_actor.roles.newer_weights import load_newer
+from cosmos_actor.roles.quantised import Made, round_layers, statistics_of
 from cosmos_actor.roles.sampling import SamplingSettings, uniforms
 from cosmos_actor.roles.tokenizer import load_tokenizer
 from cosmos_actor.roles.torch_decode import Decoder, left_padded, make_decoder
@@ -56,7 +57,10 @@ class TorchEngine:
         cuda_graphs: bool = True,
         threads: int = 1,
         on_new_weights: OnNewWeights = WAIT,
+        fp8: bool = False,
     ) -> None:
+        """fp8: compute with matrices that were rounded to e4m3; see `quantised`. It saves nothing here, and is for
+        seeing what that does to log-probs."""
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
         self.held = HeldWeights(version=-1, digest="")
@@ -66,6 +70,8 @@ class TorchEngine:
         self._batches: deque[Batch] = deque()
         self._decoding: _Decoding | None = None
         """The first of them, once it was begun."""
+        self._made = Made("", "") if fp8 else None
+        self._distances: dict[str, float] = {}
         self._counts = {"sequences": 0.0, "tokens": 0.0, "prompt_tokens": 0.0, "seconds": 0.0, "swaps": 0.0}
 
     @classmethod
@@ -75,7 +81,8 @@ class TorchEngine:
         tokenizer = load_tokenizer(policy.model)
         model = load_served_model(policy, choose_device(rollout.device))
         return cls(model, stop_ids=tokenizer.stop_ids, pad_id=tokenizer.pad_id, threads=rollout.threads,
-                   on_new_weights=rollout.on_new_weights)
+                   on_new_weights=rollout.on_new_weights, cuda_graphs=rollout.cuda_graphs,
+                   fp8=rollout.quantization == "fp8")
 
     @property
     def in_flight(self) -> bool:
@@ -118,9 +125,15 @@ class TorchEngine:
         return generate(self, items, sampling)
 
     def load_weights(self, tensors: Mapping[str, Any], version: int, digest: str) -> str:
-        """See RolloutEngine.load_weights. All arrays are checked against `digest` before the first is copied."""
+        """See RolloutEngine.load_weights. All arrays are checked against `digest` before the first is copied.
+
+        With fp8 the digest is of what was sent, found in the model before it was rounded there.
+        """
         check_nothing_in_flight(self)
         self.held = load_newer(self.model, self.held, tensors, version, digest)
+        if self._made is not None:
+            self._distances = statistics_of(round_layers(self.model))
+            self._made = Made(self.held.digest, weights_digest_of(self.model))
         if self._decoding is not None and self.on_new_weights != KEEP:
             self._decoding.read_again()
         self._counts["swaps"] += 1
@@ -128,11 +141,12 @@ class TorchEngine:
 
     def read_back(self) -> str:
         """See RolloutEngine.read_back."""
-        return weights_digest_of(self.model)
+        now = weights_digest_of(self.model)
+        return now if self._made is None else self._made.name(now)
 
     def statistics(self) -> dict[str, float]:
-        """See RolloutEngine.statistics."""
-        return dict(self._counts)
+        """See RolloutEngine.statistics. fp8/KIND/rms, /max: how far the newest version was rounded."""
+        return {**self._counts, **self._distances}
 
     def _bring_on(self, batch: Batch) -> None:
         if self._decoding is None:

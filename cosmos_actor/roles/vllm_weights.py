@@ -79,11 +79,11 @@ def _place(model: Any, name: str, shape: torch.Size, joined: Mapping[str, tuple[
     path = f"{parent}.{layer}" if parent else layer
     try:
         module = model.get_submodule(path)
+        if hasattr(module, "base_layer"):  # vLLM's own wrapper of a layer that adapters have
+            path, module = f"{path}.base_layer", module.base_layer
         module.get_parameter(parameter)
     except AttributeError as error:
         raise NotFoundInVllm(f"vLLM's {type(model).__name__} has no {path}.{parameter} for {name}") from error
-    if hasattr(module, "base_layer"):  # vLLM's own wrapper of a layer that adapters have
-        path, module = f"{path}.base_layer", module.base_layer
     number = parts.index(own)
     box = _box(module, name, shape, number if len(parts) > 1 else None)
     extent = shape_of(box)

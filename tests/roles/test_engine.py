@@ -190,7 +190,7 @@ def test_a_prompt_that_does_not_fit_names_the_setting() -> None:
 def test_an_engine_is_made_from_a_runs_settings() -> None:
     policy = TrainerSettings(model=MODEL, publish_dtype="bfloat16")
     engine = TorchEngine.from_settings(SimpleNamespace(policy=policy, rollout=SimpleNamespace(
-        device="cpu", threads=1, on_new_weights="wait")))
+        device="cpu", threads=1, on_new_weights="wait", cuda_graphs=True, quantization="none")))
     assert engine.model.dtype == torch.bfloat16 and engine.held.version == -1
     assert engine.generate(items(2), settings())[0].logprobs.dtype == np.float32
 

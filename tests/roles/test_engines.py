@@ -17,7 +17,6 @@ from cosmos_actor.roles.vllm_steps import seed_of
     (["rollout.temperature=0.7", "rollout.top_p=0.9"], "no log-probs at rollout.temperature = 0.7 that are before"),
     (["rollout.temperature=0.7", "rollout.top_k=5"], "change that, or rollout.engine = \"torch\""),
     (["rollout.temperature=0.001"], "no rollout.temperature between 0 and 0.01"),
-    (["rollout.device=cuda"], "drives vLLM's CPU build"),
     (["run.grouping=single"], "wants a process of its own"),
 ])
 def test_what_vllm_can_not_do_is_refused(settings: list[str], line: str) -> None:
@@ -30,6 +29,35 @@ def test_what_vllm_can_not_do_is_refused(settings: list[str], line: str) -> None
     ["rollout.temperature=0.7"], ["rollout.top_p=0.9"], ["rollout.temperature=0", "rollout.top_k=5"]])
 def test_what_vllm_can_do_is_not(settings: list[str]) -> None:
     resolve("grpo-arithmetic", ["rollout.engine=vllm", *settings])
+
+
+LORA, MERGED = ["policy.lora.rank=4"], ["policy.lora.rank=4", "policy.lora.publish=merged"]
+BFLOAT16, ON_GPU = ["policy.publish_dtype=bfloat16"], ["rollout.quantization=fp8", "rollout.device=cuda"]
+
+
+@pytest.mark.parametrize(("settings", "line"), [
+    ([*LORA, "rollout.tensor_parallel=2"], "takes no adapter alone: policy.lora.publish = \"merged\""),
+    (["rollout.quantization=fp8", *BFLOAT16, "rollout.device=cpu"], "needs a GPU: rollout.device = \"cuda\""),
+    ([*ON_GPU, *BFLOAT16, "rollout.tensor_parallel=2"], "is for one GPU"),
+    (ON_GPU, "takes bfloat16: policy.publish_dtype = \"bfloat16\""),
+    ([*ON_GPU, *BFLOAT16, *LORA], "rollout.quantization = \"fp8\" takes no adapter alone"),
+])
+def test_what_vllm_does_not_do_together_is_refused(settings: list[str], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        resolve("grpo-arithmetic", ["rollout.engine=vllm", *settings])
+
+
+@pytest.mark.parametrize("settings", [
+    ["rollout.device=cuda", "rollout.gpu_memory=0.2", "rollout.cuda_graphs=false"], LORA,
+    [*ON_GPU, *BFLOAT16], [*ON_GPU, *BFLOAT16, *MERGED], [*MERGED, "rollout.tensor_parallel=2"]])
+def test_gpus_adapters_and_fp8_are_for_vllm_too(settings: list[str]) -> None:
+    resolve("grpo-arithmetic", ["rollout.engine=vllm", *settings])
+
+
+def test_the_built_in_engine_rounds_whole_models_only() -> None:
+    resolve("grpo-arithmetic", ["rollout.quantization=fp8"])
+    with pytest.raises(UserError, match="takes no adapter alone"):
+        resolve("grpo-arithmetic", ["rollout.quantization=fp8", *LORA])
 
 
 def test_an_engine_that_there_is_none_of_is_refused() -> None:

@@ -23,6 +23,7 @@ UNLESS_SET = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several rollouts of one host would all be bound to the same cores
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it takes no seed for each sequence
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # NVLink multicast, which virtual machines may not use
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would take this process's threads for running ones
     "VLLM_LOGGING_LEVEL": "ERROR",  # below it, each swap warns of layers that have nothing to load
     "TORCHDYNAMO_DISABLE": "1",
 }

@@ -82,6 +82,7 @@ class PluginLoader:
 
         Raises WeightsRefused when no worker has touched anything, WeightsLost when one has.
         """
+        tensors = {name: tensor.cpu() for name, tensor in tensors.items()}  # from there workers take their parts
         named = Version(self._identity.run_id, version >> STEP_BITS, version & (1 << STEP_BITS) - 1)
         store = BulkStore(self._identity, BulkSettings(budget_bytes=self._room(tensors)))
         try:

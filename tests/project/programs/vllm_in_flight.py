@@ -5,6 +5,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,11 +62,11 @@ def lost(engine: Any, models: dict[int, Any]) -> dict[str, str]:
     engine.on_new_weights = "recompute"
     engine.begin(items(), SamplingSettings(max_new_tokens=NEW))
     engine.step()
-    right, engine._swap = engine._swap, lambda offered: 1 / 0
+    right, engine._loader = engine._loader, SimpleNamespace(load=lambda *given: 1 / 0)
     held = engine.held.version
     found = {"said": said(lambda: offer(engine, models[held + 1], held + 1)), "in_flight": engine.in_flight,
              "then": said(lambda: engine.generate([GenerateItem(np.array(LONG), 0)], SamplingSettings()))}
-    engine._swap = right
+    engine._loader = right
     return found
 
 

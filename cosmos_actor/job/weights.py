@@ -212,7 +212,7 @@ class Weights:
             return
         self._job.tell("weights_taken", rollout=report.actor, epoch=report.epoch, step=report.step,
                        digest=report.digest, published=self._digests.get(f"{report.epoch}.{report.step}", ""),
-                       problem=report.problem)
+                       problem=report.problem, **({"rounding": report.rounding} if report.rounding else {}))
         if newest is None or (report.epoch, report.step) != (newest.version.epoch, newest.version.step):
             return  # of an older version: a rollout may skip versions
         if report.problem:

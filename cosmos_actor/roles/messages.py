@@ -6,7 +6,7 @@ Legend: P tokens of a prompt, T tokens of a demonstration, N tokens of all sampl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,7 @@ class Generation:
     was made with others, or with a digest that was not published, is not trained on."""
 
 
-@schema("weights_report", version=2)
+@schema("weights_report", version=3)
 @dataclass(frozen=True)
 class WeightsReport:
     """A rollout says which weights it really holds; `problem` is empty unless a version could not be taken. A reference
@@ -110,6 +110,8 @@ class WeightsReport:
     problem: str
     topic: str = WEIGHTS_TOPIC
     """On which it was announced."""
+    rounding: dict[str, float] = field(default_factory=dict)
+    """How far an engine that computes with less went from what was sent: KIND/rms and KIND/max; see roles.quantised."""
 
 
 @schema("weights_alarm", version=2)

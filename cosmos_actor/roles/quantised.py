@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from cosmos_actor.roles.rounding import PREFIX
+
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
 """448."""
@@ -60,7 +62,7 @@ def kind_of(name: str) -> str:
 
 def statistics_of(found: Mapping[str, Distance]) -> dict[str, float]:
     """Names as in an engine's statistics."""
-    return {f"fp8/{kind}/{what}": value for kind, one in found.items()
+    return {f"{PREFIX}{kind}/{what}": value for kind, one in found.items()
             for what, value in (("rms", one.rms), ("max", one.largest))}
 
 

@@ -12,6 +12,7 @@ from cosmos_actor.actors.trajectory import GenerateTask, TrajectoryGroup
 from cosmos_actor.roles.engine import WAIT, Completion, GenerateItem, RolloutEngine, probe
 from cosmos_actor.roles.engines import ENGINES
 from cosmos_actor.roles.messages import Generation, GenerationRequest
+from cosmos_actor.roles.rounding import rounding_in
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.stepping import Stepping, within
 from cosmos_actor.roles.tokenizer import load_tokenizer
@@ -29,6 +30,7 @@ class RolloutRole(WeightsHolder):
 
     name = "rollout"
     setup_after = "policy"
+    _rounding: dict[str, float] = {}
 
     def setup(self) -> None:
         settings = self.context.settings
@@ -68,7 +70,11 @@ class RolloutRole(WeightsHolder):
             probe(self.engine)
         else:
             within(settings.rollout.probe_s, lambda: probe(self.engine))
+        self._rounding = rounding_in(self.engine.statistics())
         return held
+
+    def rounding(self) -> dict[str, float]:
+        return self._rounding
 
     def _sampling(self, greedy: bool) -> SamplingSettings:
         section = self.context.settings.rollout

@@ -79,6 +79,10 @@ class WeightsHolder(Role):
         self.taken = asyncio.Event()
         await self._report(manifest, held.digest, "")
 
+    def rounding(self) -> dict[str, float]:
+        """WeightsReport.rounding of what is held."""
+        return {}
+
     async def wait_for_version(self, version: int, ordinal: int, deadline_s: float) -> None:
         """Until weights of `ordinal` or newer are held. Raises WeightsLate or DeadlineExceeded."""
         until = self.context.clock.monotonic() + deadline_s
@@ -115,7 +119,8 @@ class WeightsHolder(Role):
     async def _report(self, manifest: Manifest, digest: str, problem: str) -> None:
         version = manifest.version
         actor = self.context.identity.actor
-        await self.context.emit(WeightsReport(actor, version.epoch, version.step, digest, problem))
+        rounding = {} if problem else self.rounding()
+        await self.context.emit(WeightsReport(actor, version.epoch, version.step, digest, problem, rounding=rounding))
 
     def _is_behind(self) -> bool:
         """Whether a version was announced here that is not taken yet. A pull without end hides the ones after it."""

@@ -25,7 +25,8 @@ QWEN3_06B = "tiny:qwen3?hidden=1024&layers=28&heads=16&kv_heads=8&intermediate=3
 
 def told(name: str, what: str) -> dict[str, Any]:
     """Also printed, for what it says of speed and memory: `pytest -s`."""
-    command = [os.environ.get("COSMOS_VLLM_PYTHON", sys.executable), "-m", "tests.project.programs.vllm_gpu", name, what]
+    python = os.environ.get("COSMOS_VLLM_PYTHON", sys.executable)
+    command = [python, "-m", "tests.project.programs.vllm_gpu", name, what]
     done = subprocess.run(command, cwd=ROOT, timeout=CASE_S, capture_output=True, text=True, check=False,
                           stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "4"})
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -45,6 +45,9 @@ class Engine:
     def load_weights(self, tensors: Any, version: int, digest: str) -> str:
         return digest
 
+    def statistics(self) -> dict[str, float]:
+        return {"swaps": 1.0, "fp8/q_proj/rms": 0.02}
+
 
 def context(worker: ThreadWorker, **more: Any) -> Context:
     settings = SimpleNamespace(weights=SimpleNamespace(deadline_s=5.0), reward=SimpleNamespace(deadline_s=0.05),
@@ -76,7 +79,7 @@ def test_a_version_that_is_announced_again_is_reported_again_and_not_pulled(work
         assert source.pulled == 1
 
     asyncio.run(run())
-    assert reports == [(3, "abc", "")] * 2
+    assert reports == [(3, "abc", "", {"q_proj/rms": 0.02})] * 2
 
 
 @pytest.mark.parametrize(("announced", "held", "kind"), [

@@ -67,7 +67,7 @@ def test_a_version_that_is_announced_again_is_reported_again_and_not_pulled(work
     reports = []
 
     async def emit(report: Any) -> None:
-        reports.append((report.step, report.digest, report.problem))
+        reports.append((report.step, report.digest, report.problem, report.rounding))
 
     async def run() -> None:
         source = Source()

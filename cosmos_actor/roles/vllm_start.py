@@ -78,6 +78,7 @@ def start(model: Any, name: str, wanted: Start, base: str = "") -> tuple[Any, st
         raise NotFound(f"rollout.engine = \"vllm\" needs vLLM in rollout.python: {error}",
                        setting="rollout.python") from error
     device = device_of(current_platform, wanted.device)
+    check(wanted, device)
     with tempfile.TemporaryDirectory() as scratch:
         directory = base or _directory(model, name, Path(scratch))
         engine = LLM(directory, load_format="auto" if base else "dummy", **arguments(wanted, device))
@@ -96,6 +97,16 @@ def device_of(platform: Any, wanted: str) -> str:
         raise BadValue(f"rollout.device = \"{wanted}\", and the vLLM of rollout.python is a build for \"{found}\"",
                        setting="rollout.python")
     return found
+
+
+def check(wanted: Start, device: str) -> None:
+    """Raises BadValue for what vLLM does on the other kind of device only."""
+    if device == CPU and wanted.quantization != "none":
+        raise BadValue(f"rollout.quantization = \"{wanted.quantization}\" needs vLLM's GPU build, and rollout.python has "
+                       "the CPU build; rollout.engine = \"torch\" rounds alike", setting="rollout.quantization")
+    if device == CUDA and wanted.lora_rank and wanted.dtype == "float32":
+        raise BadValue("vLLM's kernels for adapters on GPUs take bfloat16: policy.publish_dtype = \"bfloat16\", or "
+                       "policy.lora.publish = \"merged\"", setting="policy.publish_dtype")
 
 
 def arguments(wanted: Start, device: str) -> dict[str, Any]:

@@ -106,7 +106,7 @@ MESSAGES = """
     sim_reset/1 sim_slot_failure/1 sim_step/1 sim_stepped/1 simulator_description/1 simulator_event/1
     stacks_dumped/1 stop_actor/1 task_spec/1 tasks/1 tasks_request/1 time_reply/1 trajectory_group/1
     update_reply/1 update_request/1 warning/1 weight_delta/1 weight_manifest/2 weight_tensor/1 weight_version/1
-    weights_report/2 work_unit/1
+    weights_report/3 work_unit/1
 """
 """name/version of everything that travels."""
 

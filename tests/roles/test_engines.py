@@ -36,6 +36,7 @@ BFLOAT16, ON_GPU = ["policy.publish_dtype=bfloat16"], ["rollout.quantization=fp8
 
 
 @pytest.mark.parametrize(("settings", "line"), [
+    ([*LORA, "rollout.device=cuda"], "takes adapters of policy.publish_dtype = \"bfloat16\""),
     ([*LORA, "rollout.tensor_parallel=2"], "takes no adapter alone: policy.lora.publish = \"merged\""),
     (["rollout.quantization=fp8", *BFLOAT16, "rollout.device=cpu"], "needs a GPU: rollout.device = \"cuda\""),
     ([*ON_GPU, *BFLOAT16, "rollout.tensor_parallel=2"], "is for one GPU"),
@@ -49,6 +50,7 @@ def test_what_vllm_does_not_do_together_is_refused(settings: list[str], line: st
 
 @pytest.mark.parametrize("settings", [
     ["rollout.device=cuda", "rollout.gpu_memory=0.2", "rollout.cuda_graphs=false"], LORA,
+    [*LORA, *BFLOAT16, "rollout.device=cuda"],
     [*ON_GPU, *BFLOAT16], [*ON_GPU, *BFLOAT16, *MERGED], [*MERGED, "rollout.tensor_parallel=2"]])
 def test_gpus_adapters_and_fp8_are_for_vllm_too(settings: list[str]) -> None:
     resolve("grpo-arithmetic", ["rollout.engine=vllm", *settings])

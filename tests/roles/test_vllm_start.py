@@ -12,7 +12,7 @@ from cosmos_actor.roles.engine import EngineError, GenerateItem, HeldWeights, No
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.vllm_adapters import RANKS, Slot, room_for, slot_of
 from cosmos_actor.roles.vllm_engine import NOTHING, VllmEngine
-from cosmos_actor.roles.vllm_start import Start, arguments, device_of
+from cosmos_actor.roles.vllm_start import Start, arguments, check, device_of
 from cosmos_actor.roles.vllm_versions import layer_names, own_part, version_setter
 from cosmos_actor.weight_plane.digest import weights_digest
 
@@ -54,6 +54,15 @@ def test_on_a_gpu_decoding_is_graphs_without_compiling_unless_they_are_not_wante
     eager = arguments(wanted(cuda_graphs=False, sleeping=True, quantization="fp8"), "cuda")
     assert eager["enforce_eager"] is True and "compilation_config" not in eager
     assert eager["enable_sleep_mode"] is True and eager["quantization"] == "fp8_per_channel"
+
+
+def test_what_only_the_other_build_does_is_refused_when_it_is_seen_which_one_is_there() -> None:
+    check(wanted(quantization="fp8", dtype="bfloat16", lora_rank=4), "cuda")
+    check(wanted(lora_rank=4), "cpu")
+    with pytest.raises(BadValue, match="needs vLLM's GPU build"):
+        check(wanted(quantization="fp8"), "cpu")
+    with pytest.raises(BadValue, match="take bfloat16"):
+        check(wanted(lora_rank=4), "cuda")
 
 
 def test_there_is_room_for_one_adapter_in_the_layers_that_have_one() -> None:

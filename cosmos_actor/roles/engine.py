@@ -51,6 +51,10 @@ class NoWeights(EngineError):
     """An engine that begins without weights was asked before it was given any."""
 
 
+class Asleep(EngineError):
+    """An engine was asked for what it has no memory on its device for: it is not its turn there."""
+
+
 @dataclass(frozen=True)
 class GenerateItem:
     """One sequence to sample. The answer is a function of these fields, the sampling settings and the logits."""
@@ -145,6 +149,28 @@ class RolloutEngine(Protocol):
 
     def statistics(self) -> dict[str, float]:
         """Counts since the start: sequences, tokens, seconds generating, swaps."""
+        ...
+
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+"""What of an engine is woken, in this order: new weights go in before there is a cache beside them."""
+WAKES = (WEIGHTS, KV_CACHE)
+
+
+class Sleeper(Protocol):
+    """What an engine can do on top, whose device is another's for a time. Asleep it holds no memory there."""
+
+    def sleep(self, level: int) -> None:
+        """Level 1: weights wait on the host and come back as they were. Level 2: they are dropped, and are void until
+        the next `load_weights`; what no version brings waits on the host. Its caches are dropped.
+
+        Nothing may be in flight. Asleep already: nothing happens. Until it is awake `begin`, `step`, `load_weights` and
+        `read_back` raise Asleep.
+        """
+        ...
+
+    def wake(self, what: Sequence[str]) -> None:
+        """Have memory for the parts named (WEIGHTS, KV_CACHE) on the device again. What is awake stays so."""
         ...
 
 

@@ -18,7 +18,11 @@ import torch
 
 from cosmos_actor.actors.errors import BadValue
 from cosmos_actor.roles.engine import (
+    KV_CACHE,
     WAIT,
+    WAKES,
+    WEIGHTS,
+    Asleep,
     Batch,
     Completion,
     EngineError,
@@ -51,8 +55,6 @@ from cosmos_actor.trainer.models import skeleton, use_threads
 from cosmos_actor.trainer.settings import TrainerSettings
 
 NOTHING = HeldWeights(version=-1, digest="")
-WEIGHTS, CACHE = "weights", "kv_cache"
-"""What sleeps and wakes, by vLLM's names."""
 
 
 class VllmEngine:
@@ -72,7 +74,7 @@ class VllmEngine:
         self._skeleton = skeleton(model, dtype=wanted.dtype)
         self._stop_ids = tuple(stop_ids)
         self._counts = {"sequences": 0.0, "tokens": 0.0, "prompt_tokens": 0.0, "seconds": 0.0, "swaps": 0.0}
-        self._asleep: set[str] = set()
+        self._awake = set(WAKES)
         self._adapted, self._sleeping = adapted is not None, wanted.sleeping
         use_threads(wanted.threads)
         self._logprobs_mode = wanted.logprobs_mode
@@ -109,11 +111,10 @@ class VllmEngine:
 
     def begin(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> Batch:
         """See RolloutEngine.begin. Raises NoWeights before the first `load_weights`."""
+        self._need(*WAKES)
         batch = Batch(items, sampling)
         if batch.done:
             return batch
-        if self._asleep:
-            raise EngineError(f"the engine sleeps: {', '.join(sorted(self._asleep))} were not woken")
         if self.held == NOTHING:
             raise NoWeights("this engine was given no weights yet")
         self._check_sampling(sampling)
@@ -123,6 +124,7 @@ class VllmEngine:
 
     def step(self) -> None:
         """See RolloutEngine.step."""
+        self._need(*WAKES)
         started = time.perf_counter()
         for batch in self._flights.step():
             self._count(batch)
@@ -143,10 +145,9 @@ class VllmEngine:
         with numbers that are not finite is refused: it could not be read back. Raises WeightsLost when vLLM fails at
         it, or then computes with something else.
         """
+        self._need(WEIGHTS)
         check_offer(self.held, tensors, version, digest)
         check_nothing_in_flight(self)
-        if WEIGHTS in self._asleep:
-            raise WeightsRefused(f"version {version}: the engine's weights are asleep: wake them first")
         offered = self._fitting(tensors, version)
         before, self.held = self.held, NOTHING
         try:
@@ -169,6 +170,9 @@ class VllmEngine:
 
     def read_back(self) -> str:
         """See RolloutEngine.read_back."""
+        self._need(WEIGHTS)
+        if self.held == NOTHING:
+            raise NoWeights("this engine holds no version")
         return self._loader.read_back()
 
     def statistics(self) -> dict[str, float]:
@@ -177,38 +181,42 @@ class VllmEngine:
         return {**self._counts, "cached_tokens": float(self._flights.cached_tokens), **rounded}
 
     def sleep(self, level: int) -> None:
-        """Give the GPU memory of weights and cache back, until `wake`. Nothing may be in flight.
+        """See Sleeper.sleep. With adapters the base, which no version brings, waits on the host at both levels.
 
-        level 1: the weights wait in the host's memory, and are held again when they are woken. 2: they are thrown away,
-        and nothing is held until the next `load_weights`. What was cached of prompts is forgotten either way. Raises
-        EngineError where there is no such memory, or the engine sleeps already.
+        Raises EngineError where vLLM has no memory to give back, or was not started for it.
         """
         if not self._sleeping or self._device == CPU:
             raise EngineError("this engine can not sleep: vLLM gives memory back on GPUs, and only where it was "
                               "started for it, which run.placement = \"colocated\" does")
         if level not in (1, 2):
             raise EngineError(f"there is no sleep of level {level}: 1 keeps the weights on the host, 2 nowhere")
-        if level == 2 and self._adapted:
-            raise EngineError("sleep of level 2 would throw away the base that adapters are for: level 1")
-        if self.in_flight or self._asleep:
-            raise EngineError("the engine sleeps already" if self._asleep else "sequences are in flight")
-        self._llm.llm_engine.sleep(level)
-        self._asleep = {WEIGHTS, CACHE}
+        if self.in_flight:
+            raise EngineError("sequences are in flight, and an engine that goes to sleep has nowhere to keep them")
+        if not self._awake:
+            return
+        self.wake(WAKES)  # vLLM sleeps whole
+        self._llm.llm_engine.sleep(1 if self._adapted else level)
+        self._awake.clear()
         if level == 2:
             self.held = NOTHING
 
     def wake(self, what: Sequence[str]) -> None:
-        """Take memory again for "weights" and "kv_cache", both or one after the other, the weights first. What is
-        awake stays so. Raises EngineError for anything else."""
-        unknown = [name for name in what if name not in (WEIGHTS, CACHE)]
+        """See Sleeper.wake. Raises EngineError for the cache without the weights: with those comes what vLLM's kernels
+        need of the model."""
+        unknown = [name for name in what if name not in WAKES]
         if unknown:
-            raise EngineError(f"nothing called {unknown[0]} sleeps: there are {WEIGHTS} and {CACHE}")
-        if WEIGHTS in self._asleep and WEIGHTS not in what:
-            raise EngineError(f"{WEIGHTS} wake before {CACHE}: with them comes what the kernels need of the model")
-        asleep = [name for name in (WEIGHTS, CACHE) if name in self._asleep and name in what]
+            raise EngineError(f"nothing called {unknown[0]} sleeps: there are {' and '.join(WAKES)}")
+        asleep = [name for name in WAKES if name in what and name not in self._awake]
+        if asleep == [KV_CACHE] and WEIGHTS not in self._awake:
+            raise EngineError(f"{WEIGHTS} wake before {KV_CACHE}")
         if asleep:
             self._llm.llm_engine.wake_up(asleep)
-            self._asleep -= set(asleep)
+            self._awake.update(asleep)
+
+    def _need(self, *parts: str) -> None:
+        missing = [part for part in parts if part not in self._awake]
+        if missing:
+            raise Asleep(f"the engine has no {' and no '.join(missing)} on its device: it sleeps")
 
     def _started(self, model: str, wanted: Start, adapted: TrainerSettings | None) -> Loader:
         """vLLM, started; the way of versions into it."""

@@ -102,8 +102,8 @@ def device_of(platform: Any, wanted: str) -> str:
 def check(wanted: Start, device: str) -> None:
     """Raises BadValue for what vLLM does on the other kind of device only."""
     if device == CPU and wanted.quantization != "none":
-        raise BadValue(f"rollout.quantization = \"{wanted.quantization}\" needs vLLM's GPU build, and rollout.python has "
-                       "the CPU build; rollout.engine = \"torch\" rounds alike", setting="rollout.quantization")
+        raise BadValue(f"rollout.quantization = \"{wanted.quantization}\" needs vLLM's GPU build, and rollout.python "
+                       "has the CPU build; rollout.engine = \"torch\" rounds alike", setting="rollout.quantization")
     if device == CUDA and wanted.lora_rank and wanted.dtype == "float32":
         raise BadValue("vLLM's kernels for adapters on GPUs take bfloat16: policy.publish_dtype = \"bfloat16\", or "
                        "policy.lora.publish = \"merged\"", setting="policy.publish_dtype")

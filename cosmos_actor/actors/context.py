@@ -75,7 +75,9 @@ class Context:
     def __init__(self, identity: Identity, settings: Any, *, seed: int, clock: ActorClock, worker: Worker,
                  weights: WeightSource | None = None, bulk_store: Any = None, simulators: Any = None,
                  emit: Callable[[Any], Awaitable[None]] = _nowhere,
-                 pauses_changed: Callable[[], None] = _unheard) -> None:
+                 pauses_changed: Callable[[], None] = _unheard, takes_turns: bool = False) -> None:
+        """`takes_turns`: its device is another role's in turn, and it is told when (`run.colocated_offload`)."""
+        self.takes_turns = takes_turns
         self.identity = identity
         self.settings = settings
         self.clock = clock

@@ -234,6 +234,10 @@ class Fleet:
     def links(self, role: str) -> dict[str, Link]:
         return {name: seat.link for name, seat in self._seats.items() if seat.member.role == role}
 
+    def known(self, role: str) -> dict[str, Member]:
+        """Those of `role` that the head knows, linked or not."""
+        return {name: member for name, member in self._members.items() if member.role == role}
+
     def on_joined(self, callback: Callable[[Member, Link], None]) -> None:
         self._joined_callbacks.append(callback)
 

@@ -81,12 +81,13 @@ class ActorRuntime:
 
     def __init__(self, bus: Bus, build_role: Callable[[Context], Role], settings: Any, seed: int, *, worker: Worker,
                  clock: ActorClock, weights: WeightSource | None = None, simulators: Any = None,
-                 joined: bool = False, blocked_s: float = BLOCKED_S, head_back_s: float = HEAD_BACK_S) -> None:
+                 joined: bool = False, takes_turns: bool = False, blocked_s: float = BLOCKED_S,
+                 head_back_s: float = HEAD_BACK_S) -> None:
         self.bus = bus
         self.state = DIALLING
         self.context = Context(bus.identity, settings, seed=seed, clock=clock, worker=worker, weights=weights,
                                bulk_store=bus.bulk_store, simulators=simulators, emit=self._emit,
-                               pauses_changed=self._pauses_changed)
+                               pauses_changed=self._pauses_changed, takes_turns=takes_turns)
         self.role = build_role(self.context)
         self.stopped = asyncio.Event()
         self.failure: BaseException | None = None

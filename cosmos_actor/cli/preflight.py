@@ -33,7 +33,7 @@ from cosmos_actor.actors.run_directory import RunPaths
 from cosmos_actor.bus.errors import DescriptorLimit
 from cosmos_actor.bus.socket import check_descriptors
 from cosmos_actor.cli.preflight_nodes import simulators_on_nodes
-from cosmos_actor.recipes.plan import plan
+from cosmos_actor.recipes.plan import plan, takes_turns
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.roles.engines import VLLM
 from cosmos_actor.roles.plugins import REGISTRIES
@@ -101,7 +101,8 @@ def _look(what: str, check: Callable[[], str]) -> Finding:
 def placement(settings: RunSettings) -> str:
     placed = plan(settings)
     processes = len({actor.process for actor in placed.actors}) + (placed.grouping == "per_role")
-    return f"{placed.grouping} x {placed.placement}: {len(placed.actors) + 1} actors in {processes} processes"
+    turns = ", policy and rollout have their GPU in turn" if takes_turns(settings, placed) else ""
+    return f"{placed.grouping} x {placed.placement}: {len(placed.actors) + 1} actors in {processes} processes{turns}"
 
 
 def model(settings: RunSettings) -> str:

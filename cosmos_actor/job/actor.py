@@ -41,11 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     return run(options.role, options.actor, options.connect, options.key, listen=options.listen,
                listener=options.listener,
-               incarnation=os.environ.get(death.INCARNATION) or new_incarnation(), run_dir=options.run_dir)
+               incarnation=os.environ.get(death.INCARNATION) or new_incarnation(), run_dir=options.run_dir,
+               takes_turns=options.turns)
 
 
 def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation: str, run_dir: Path | None,
-        listener: int | None = None, joined: bool = False, rejoin_s: float = 0.0) -> int:
+        listener: int | None = None, joined: bool = False, rejoin_s: float = 0.0, takes_turns: bool = False) -> int:
     """Live one actor's life, or several if it joined by itself and may join again for `rejoin_s`; the exit code."""
     def life() -> int:
         keys = KeyRing.load(key)
@@ -57,12 +58,12 @@ def run(role: str, actor: str, head: str, key: Path, *, listen: str, incarnation
         if follows_a_leader():
             return _follow(settings)
         if role == CONTROLLER:
-            return _control(identity, keys, settings, head, listen, run_dir)
+            return _control(identity, keys, settings, head, listen, run_dir, takes_turns)
         asked = LeaveAsked()
 
         def serve(life: Identity) -> int:
             newest = settings if life is identity or run_dir else _of_head(life, keys, head, key)
-            return event_loop.run(_serve(life, keys, newest, head, listen, listener, joined, asked))
+            return event_loop.run(_serve(life, keys, newest, head, listen, listener, joined, takes_turns, asked))
 
         return live(serve, identity, rejoin_s, asked)
 
@@ -92,21 +93,23 @@ def _follow(settings: RunSettings) -> int:
 
 
 def _control(identity: Identity, keys: KeyRing, settings: RunSettings, head: str, listen: str,
-             run_dir: Path | None) -> int:
+             run_dir: Path | None, takes_turns: bool) -> int:
     from cosmos_actor.job.controller import ControllerProcess
 
     if run_dir is None:
         raise UserError("the controller needs the run directory", setting="--run-dir")
     process = ControllerProcess(
-        lambda: make_bus(identity, keys, settings, resolve_bulk=False), settings, RunPaths(run_dir))
+        lambda: make_bus(identity, keys, settings, resolve_bulk=False), settings, RunPaths(run_dir),
+        takes_turns=takes_turns)
     return process.run(head, listen)
 
 
 async def _serve(identity: Identity, keys: KeyRing, settings: RunSettings, head: str, listen: str,
-                 listener: int | None, joined: bool, asked: LeaveAsked) -> int:
+                 listener: int | None, joined: bool, takes_turns: bool, asked: LeaveAsked) -> int:
     bus = make_bus(identity, keys, settings, listener=listener)
     runtime = ActorRuntime(bus, lambda context: build_role(identity.role, context), settings, settings.run.seed,
                            worker=ThreadWorker(identity.actor), clock=SystemClock(), joined=joined,
+                           takes_turns=takes_turns,
                            weights=weight_source(bus, settings), simulators=gateway(bus, settings),
                            blocked_s=settings.supervisor.stuck_s,
                            head_back_s=HEAD_BACK_S if joined else settings.supervisor.start_s)
@@ -168,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--key", required=True, type=Path, help="this role's key file")
     parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="where other actors reach this one")
     parser.add_argument("--listener", type=int, help="descriptor of a socket that listens there already")
+    parser.add_argument("--turns", action="store_true", help="policy and rollouts have their GPU in turn")
     parser.add_argument("--run-dir", type=Path, help="run directory, for roles that write there")
     return parser
 

@@ -53,12 +53,13 @@ class ControllerRole(Role):
     name = CONTROLLER
 
 
-def make_job(bus: Bus, settings: RunSettings, driver: Driver, paths: RunPaths, clock: ActorClock) -> Job:
-    """The job over `bus`. To be made on the bus's loop, before the bus is connected."""
+def make_job(bus: Bus, settings: RunSettings, driver: Driver, paths: RunPaths, clock: ActorClock, *,
+             takes_turns: bool = False) -> Job:
+    """The job over `bus`. To be made on the bus's loop, before the bus is connected. `takes_turns`: see hand_off.py."""
     fleet = Fleet(bus, stateful=STATEFUL, max_in_flight=MAX_IN_FLIGHT, clock=clock, unfit=UNFIT,
                   poison_deaths=settings.supervisor.poison_deaths, letters=DeadLetters(paths, clock.wall))
     return Job(settings, bus=bus, fleet=fleet, driver=driver, clock=clock, paths=paths, ledger=Ledger(paths.ledger),
-               journal=Journal(paths.metrics, clock))
+               journal=Journal(paths.metrics, clock), takes_turns=takes_turns)
 
 
 def run_recipe(job: Job, on_rewind: Callable[[str], None]) -> JobFinished:
@@ -108,11 +109,12 @@ def load_recipe(name: str) -> Callable[[Job], None]:
 class ControllerProcess:
     """The controller as a process of its own: the bus's loop in a thread, the recipe in the main thread."""
 
-    def __init__(self, make_bus: Callable[[], Bus], settings: RunSettings, paths: RunPaths) -> None:
+    def __init__(self, make_bus: Callable[[], Bus], settings: RunSettings, paths: RunPaths, *,
+                 takes_turns: bool = False) -> None:
         self._driver = ThreadDriver()
         self._settings, self._paths = settings, paths
         self._clock = SystemClock()
-        self._make_bus = make_bus
+        self._make_bus, self._takes_turns = make_bus, takes_turns
 
     def run(self, head_address: str, listen: str) -> int:
         """0 once the head knows how the job ended, well or not. A controller that is killed is started again."""
@@ -136,13 +138,13 @@ class ControllerProcess:
 
     async def _open(self, head_address: str, listen: str) -> tuple[Job, ActorRuntime]:
         bus = self._make_bus()
-        job = make_job(bus, self._settings, self._driver, self._paths, self._clock)
+        job = make_job(bus, self._settings, self._driver, self._paths, self._clock, takes_turns=self._takes_turns)
         runtime = ActorRuntime(bus, build_controller, self._settings, self._settings.run.seed,
                                worker=ThreadWorker("controller"), clock=self._clock,
                                blocked_s=self._settings.supervisor.stuck_s,
                                head_back_s=self._settings.supervisor.start_s)
         job.waiting = partial(runtime.context.waiting, on="")
-        runtime.questions = job.fleet.questions
+        runtime.questions = job.questions
         await runtime.start(head_address, listen)
         runtime.begin()
         self._driver.start(job.watch(runtime))

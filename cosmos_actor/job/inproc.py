@@ -28,7 +28,8 @@ from cosmos_actor.job.controller import build_controller, make_job, run_recipe
 from cosmos_actor.job.job import Job
 from cosmos_actor.job.launch import Observer, Outcome, hang_up
 from cosmos_actor.job.roles import CONTROLLER, build_role
-from cosmos_actor.recipes.plan import plan
+from cosmos_actor.job.turns import TURN_TAKERS
+from cosmos_actor.recipes.plan import plan, takes_turns
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.simulator_bridge.inproc import InprocSimulator
 from cosmos_actor.simulator_bridge.messages import SIMULATOR
@@ -108,6 +109,7 @@ class InprocCluster:
         self._settings, self._directory, self._driver = patient(settings), directory, driver
         self._network = MemoryNetwork()
         self._clock = SystemClock()
+        self._turns = False
         self._runtimes: list[ActorRuntime] = []
         self._simulators: list[InprocSimulator] = []
         self._head: Head
@@ -118,15 +120,16 @@ class InprocCluster:
         bus = inproc_bus(self._identity(REGISTRY, REGISTRY_ACTOR), self._network, settings)
         self._head = Head(bus, settings.model_dump(mode="json"), settings.run.seed, clock=time.time)
         address = await self._head.start("memory://head")
-        actors = plan(settings).actors
-        for placed in actors:
-            if placed.role != SIMULATOR:
-                await self._start(placed.role, placed.actor, address)
-        for placed in actors:
-            if placed.role == SIMULATOR:
-                self._attach(placed.actor)
+        placed = plan(settings)
+        actors, self._turns = placed.actors, takes_turns(settings, placed)
+        for one in actors:
+            if one.role != SIMULATOR:
+                await self._start(one.role, one.actor, address)
+        for one in actors:
+            if one.role == SIMULATOR:
+                self._attach(one.actor)
         bus = inproc_bus(self._identity(CONTROLLER, f"{CONTROLLER}-0"), self._network, settings, resolve_bulk=False)
-        job = make_job(bus, settings, self._driver, self._directory, self._clock)
+        job = make_job(bus, settings, self._driver, self._directory, self._clock, takes_turns=self._turns)
         runtime = self._runtime(bus, build_controller)
         await runtime.start(address, f"memory://{CONTROLLER}-0")
         self._driver.start(job.watch(runtime))
@@ -157,7 +160,8 @@ class InprocCluster:
     def _runtime(self, bus: Bus, build: Callable[[Context], Role]) -> ActorRuntime:
         runtime = ActorRuntime(bus, build, self._settings, self._settings.run.seed, worker=InlineWorker(),
                                clock=self._clock, weights=weight_source(bus, self._settings),
-                               simulators=gateway(bus, self._settings))
+                               simulators=gateway(bus, self._settings),
+                               takes_turns=self._turns and bus.identity.role in TURN_TAKERS)
         self._runtimes.append(runtime)
         return runtime
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from cosmos_actor.actors.context import ActorClock
@@ -27,11 +27,13 @@ from cosmos_actor.bus import Bus, BusError, RemoteError
 from cosmos_actor.bus.errors import BulkGone, DeadlineExceeded
 from cosmos_actor.job.checkpoints import Checkpoints
 from cosmos_actor.job.clients import Data, Reference, ReplayBuffer, Reward, Rollout
+from cosmos_actor.job.hand_off import HandOff, side_of
 from cosmos_actor.job.intake import ArraysGone, Intake
 from cosmos_actor.job.journal import Journal
 from cosmos_actor.job.learners import Critic, Policy
 from cosmos_actor.job.roles import STATEFUL
 from cosmos_actor.job.simulators import Simulators
+from cosmos_actor.job.turns import Side
 from cosmos_actor.job.weights import Weights
 from cosmos_actor.simulator_bridge.messages import SIMULATOR
 from cosmos_actor.weight_plane.fanout_desk import FanOutDesk
@@ -49,7 +51,7 @@ class Job:
     """What a recipe's loop works with. Used from the recipe's thread; the clients' coroutines run on the bus's loop."""
 
     def __init__(self, settings: Any, *, bus: Bus, fleet: Fleet, driver: Driver, clock: ActorClock, paths: RunPaths,
-                 ledger: Ledger, journal: Journal) -> None:
+                 ledger: Ledger, journal: Journal, takes_turns: bool = False) -> None:
         self.settings = settings
         self.bus, self.fleet, self.driver, self.clock = bus, fleet, driver, clock
         self.paths = paths
@@ -79,6 +81,7 @@ class Job:
         self.policy, self.critic = Policy(self), Critic(self)
         self.weights = Weights(self)
         self.fan_out = FanOutDesk(bus, settings.weights.patience_s)
+        self._hand_off = HandOff(self) if takes_turns else None
         self._simulators = Simulators(self) if settings.run.experience == SIMULATOR else None
 
     @property
@@ -182,6 +185,8 @@ class Job:
         self.dispatched_through = max(latest.dispatched_through if latest else 0, self.settings.policy.sft_steps)
         self.epoch = self.checkpoints.next_epoch()
         self.weights.start_epoch(self.epoch)
+        if self._hand_off is not None:
+            self.handle(self._hand_off.begin_life(self.epoch), "the rollouts to leave the GPU").resolve()
         directory = str(latest.directory) if latest else None
         for client in self._stateful():
             client.restore(directory, self.step).resolve()
@@ -243,6 +248,8 @@ class Job:
         if self.stop_asked and not self._begun:
             raise StopAsked(self.stop_asked[0])
         self.weights.check()
+        if self._hand_off is not None:
+            self._hand_off.check()
 
     def handle(self, coroutine: Coroutine[Any, Any, Any], what: str, *,
                again: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> Handle[Any]:
@@ -292,11 +299,20 @@ class Job:
     async def submit(self, role: str, message: Any, what: str) -> Any:
         """The answer of a member of `role`. Raises ArraysGone when arrays of `message` died with their holder."""
         try:
-            return await self.fleet.submit(role, message, deadline_s=self.settings.run.deadline_s, what=what)
+            async with self.turn(side_of(role, message), what):
+                return await self.fleet.submit(role, message, deadline_s=self.settings.run.deadline_s, what=what)
         except BusError as error:
             if isinstance(error, BulkGone) or (isinstance(error, RemoteError) and error.kind == BulkGone.__name__):
                 raise ArraysGone(f"arrays for {what} are gone with the actor that held them: {error}") from error
             raise
+
+    def turn(self, side: Side | None, what: str) -> AbstractAsyncContextManager[Any]:
+        """Inside, the GPU is `side`'s. Nothing where nobody takes turns, or for what needs none."""
+        return nullcontext() if self._hand_off is None or side is None else self._hand_off.turn(side, what)
+
+    def questions(self) -> list[dict[str, Any]]:
+        """See Fleet.questions."""
+        return [*self.fleet.questions(), *(self._hand_off.questions() if self._hand_off is not None else [])]
 
     def _make_safe(self, *, at_end: bool) -> None:
         self.check_interrupted()

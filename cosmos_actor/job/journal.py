@@ -27,6 +27,7 @@ class Journal:
         self._begun = self._origin
         self._line: dict[str, Any] = {}
         self._seconds: dict[str, float] = defaultdict(float)
+        self._highest: dict[str, float] = {}
         self.evaluated: set[int] = set()
         """Steps whose weights were evaluated."""
 
@@ -34,6 +35,7 @@ class Journal:
         self._begun = self._clock.monotonic()
         self._line = {"step": step}
         self._seconds.clear()
+        self._highest.clear()
 
     def add(self, phase: str, metrics: dict[str, Any]) -> None:
         """More of the current step's line."""
@@ -43,6 +45,10 @@ class Journal:
     def spent(self, what: str, seconds: float) -> None:
         """`what` (generate, update, publish, …) took so long in the current step, summed over actors."""
         self._seconds[what] += seconds
+
+    def highest(self, name: str, value: float) -> None:
+        """The line of the current step has under `name` the highest value that is given."""
+        self._highest[name] = max(value, self._highest.get(name, value))
 
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:
@@ -63,6 +69,7 @@ class Journal:
             "wait/rollout": round(max(0.0, wall - self._seconds["generate"] / max(1, rollouts)), 4),
         })
         self._line.update({f"time/{what}": round(seconds, 4) for what, seconds in sorted(self._seconds.items())})
+        self._line.update(self._highest)
         self._line.update(more)
         if "tokens" in self._line:
             self._line["tokens/s"] = round(self._line["tokens"] / max(wall, 1e-9), 1)

@@ -33,7 +33,8 @@ from cosmos_actor.job.registry_link import RegistryLink
 from cosmos_actor.job.roles import CONTROLLER, KEYED_ROLES
 from cosmos_actor.job.simulator_spec import simulator_spec
 from cosmos_actor.job.starts import MOST_IN_VAIN, Starts
-from cosmos_actor.recipes.plan import plan
+from cosmos_actor.job.turns import TURN_TAKERS
+from cosmos_actor.recipes.plan import plan, takes_turns
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.simulator_bridge.messages import DRIVER, SIMULATOR
 
@@ -128,6 +129,7 @@ class Launch:
         self._last_word: JobFinished | None = None
         self._verdict: Outcome | None = None
         self._starts = Starts()
+        self._turns = False
         self._stopping: asyncio.Task[Any] | None = None
         self._supervisor: Supervisor
         self._registry: RegistryLink
@@ -137,7 +139,8 @@ class Launch:
         with ExitStack() as open_sockets:
             listener, address = reserve(self._listen)
             open_sockets.enter_context(listener)
-            placed = plan(self._settings).actors
+            whole = plan(self._settings)
+            placed, self._turns = whole.actors, takes_turns(self._settings, whole)
             doors = self._doors([one for one in placed if one.role == DRIVER], open_sockets)
             return await self._supervise(self._specs(address, listener.fileno(), placed, doors), address)
 
@@ -210,6 +213,8 @@ class Launch:
         command = (placed.python, "-m", "cosmos_actor.job.actor", "--role", placed.role, "--actor", placed.actor,
                    "--connect", head, "--key", str(self._keys[placed.role]), *listening,
                    "--run-dir", str(self._directory.root))
+        if self._turns and placed.role in (CONTROLLER, *TURN_TAKERS):
+            command = (*command, "--turns")
         if placed.ranks == 1:
             return command
         return (placed.python, "-m", "cosmos_actor.actors.launch", "--ranks", str(placed.ranks), "--", *command)

@@ -23,6 +23,7 @@ from cosmos_actor.actors.fleet import Fleet
 from cosmos_actor.actors.handle import Handle
 from cosmos_actor.actors.messages import Member
 from cosmos_actor.bus import BusError, Link
+from cosmos_actor.job.turns import ROLLOUT
 from cosmos_actor.roles.messages import (
     REFERENCE_TOPIC,
     WEIGHTS_TOPIC,
@@ -119,7 +120,20 @@ class Weights:
         """Wait until every present rollout holds the newest version."""
         if self._snapshot is not None:
             self._snapshot.resolve()
-        self._job.handle(self._until_held(), f"weights {self.published_step} at every rollout").resolve()
+        self._job.handle(self._until_all_hold(), f"weights {self.published_step} at every rollout").resolve()
+
+    def announce_again(self, member_link: Link) -> None:
+        """To a rollout that is awake again: what it was told meanwhile it has not taken, what it held may be void."""
+        self._held.pop(member_link.peer.actor, None)
+        if WEIGHTS_TOPIC in self._newest:
+            member_link.publish_state(topic=WEIGHTS_TOPIC, message=self._newest[WEIGHTS_TOPIC])
+
+    async def until_held_at(self, member_link: Link) -> None:
+        """Until the rollout there holds the newest version, or its link is lost. At once where none is published."""
+        while self.published_step >= 0 and member_link.lost is None:
+            if self._holds_newest(member_link.peer.actor):
+                return
+            await self._next_report()
 
     @property
     def published(self) -> Version:
@@ -242,15 +256,20 @@ class Weights:
             self._problem = WeightsNotTaken(what)  # its setting, if there is one, stands in `what`
         self._reported.set()
 
-    async def _until_held(self) -> None:
+    async def _until_all_hold(self) -> None:
         fleet: Fleet = self._job.fleet
-        while not all(self._holds_newest(actor) for actor in fleet.links("rollout")):
-            self._reported.clear()
-            self.check()
-            try:
-                await asyncio.wait_for(self._reported.wait(), 0.5)
-            except asyncio.TimeoutError:
-                continue  # members may have left meanwhile: look again until the handle's own deadline
+        async with self._job.turn(ROLLOUT, f"weights {self.published_step} at every rollout"):
+            while not all(self._holds_newest(actor) for actor in fleet.links("rollout")):
+                await self._next_report()
+
+    async def _next_report(self) -> None:
+        """Or half a second: members may have left meanwhile. Raises what went wrong with the newest version."""
+        self._reported.clear()
+        self.check()
+        try:
+            await asyncio.wait_for(self._reported.wait(), 0.5)
+        except asyncio.TimeoutError:
+            return
 
     def _holds_newest(self, actor: str) -> bool:
         newest, report = self._newest.get(WEIGHTS_TOPIC), self._held.get(actor)

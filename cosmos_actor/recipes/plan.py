@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cosmos_actor.actors.errors import BadValue
 from cosmos_actor.actors.placement import Plan, RoleDemand, place
 from cosmos_actor.recipes.settings import RunSettings
 from cosmos_actor.simulator_bridge.messages import SIMULATOR
+
+TURNS_ANYWHERE = "COSMOS_ACTOR_TURNS_ANYWHERE"
+"""Set, policy and rollouts have a CPU in turn, too: the whole of it can be tested without a GPU."""
 
 
 def demands(settings: RunSettings) -> list[RoleDemand]:
@@ -60,3 +64,20 @@ def plan(settings: RunSettings, devices: Sequence[str] | None = None, python: st
     """Where every local actor of the run but the controller goes. Raises PlacementRefused, naming what to change."""
     return place(demands(settings), grouping=settings.run.grouping, placement=settings.run.placement,
                  devices=host_devices() if devices is None else devices, python=python)
+
+
+def takes_turns(settings: RunSettings, placed: Plan) -> bool:
+    """Whether the policy and the rollouts of this host have their GPUs in turn. Raises BadValue for settings that need
+    both at once."""
+    run = settings.run
+    together = run.placement == "colocated" and run.experience != SIMULATOR and settings.rollout.count > 0
+    held = {role: {device for one in placed.actors if one.role == role for device in one.devices}
+            for role in ("policy", "rollout")}
+    shared = bool(held["policy"] & held["rollout"]) or TURNS_ANYWHERE in os.environ
+    if not (run.colocated_offload and together and shared):
+        return False
+    if run.max_staleness > 0:
+        raise BadValue(f"run.max_staleness = {run.max_staleness} generates while it trains, and on one GPU they take "
+                       "turns: 0, or run.colocated_offload = false if both fit, or run.placement = \"disaggregated\"",
+                       setting="run.max_staleness")
+    return True

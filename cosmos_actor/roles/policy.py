@@ -34,6 +34,8 @@ from cosmos_actor.roles.messages import (
 )
 from cosmos_actor.roles.publishing import DevicePublishing, HostPublishing, from_device
 from cosmos_actor.roles.stateful import StatefulRole
+from cosmos_actor.roles.turn_messages import ParkRequest, TurnBegun, TurnOver, UnparkRequest
+from cosmos_actor.roles.turn_taking import TurnOrder
 from cosmos_actor.simulator_bridge.mistakes import one_line
 from cosmos_actor.weight_plane.on_the_plane import put_right
 from cosmos_actor.weight_plane.publisher import WeightPublisher
@@ -54,6 +56,7 @@ class PolicyRole(StatefulRole):
     """Guarantee: step k of the optimiser happens once in a life of the job; asked for again, its answer is repeated.
 
     A version is a snapshot: the next step begins as soon as it is taken, and nothing that it writes is published.
+    Where it has its GPU in turn with the rollouts the model is made at its first restore, which comes in its own turn.
     """
 
     name = "policy"
@@ -62,7 +65,8 @@ class PolicyRole(StatefulRole):
 
     def setup(self) -> None:
         settings = self.context.settings
-        self.trainer = self._make_trainer()
+        self.trainer: Any = None if self.context.takes_turns else self._make_trainer()
+        self.order = TurnOrder()
         self.step = 0
         self.answer: UpdateReply | None = None
         wanted = settings.weights
@@ -101,7 +105,8 @@ class PolicyRole(StatefulRole):
 
     def close(self) -> None:
         self.publishing.close()
-        self.trainer.close()
+        if self.trainer is not None:
+            self.trainer.close()
 
     def weights_held(self) -> str:
         return str(self.step)
@@ -131,10 +136,15 @@ class PolicyRole(StatefulRole):
         if step != self.step + 1:
             raise OutOfStep(f"asked for step {step}, the policy is at step {self.step}")
         begun = self.context.clock.monotonic()
-        metrics = {**update(), "seconds/publish_stall": self.stall_s}
+        metrics = {**update(), "seconds/publish_stall": self.stall_s, **self._memory()}
         self.step, self.stall_s = step, 0.0
         self.answer = UpdateReply(step, metrics, self.context.clock.monotonic() - begun)
         return self.answer
+
+    def _memory(self) -> dict[str, int]:
+        """Of the GPU, since the policy's turn began."""
+        peak, used = self.trainer.memory() if self.context.takes_turns else (0, 0)
+        return {"memory/policy_peak_bytes": peak, "memory/policy_used_bytes": used} if used else {}
 
     @handles(PublishRequest)
     async def publish(self, request: PublishRequest) -> Snapshotted:
@@ -235,6 +245,23 @@ class PolicyRole(StatefulRole):
         write_arrays(path, tensors)
         return tensors
 
+    @handles(ParkRequest)
+    def park(self, request: ParkRequest) -> TurnOver:
+        """Leave the device. What is being published lies on the host already."""
+        self.refuse_another_life(request.epoch)
+        self.order.accept(request)
+        begun, (peak, used) = self.context.clock.monotonic(), self.trainer.memory()
+        self.trainer.park()
+        return TurnOver(self.context.clock.monotonic() - begun, peak, used)
+
+    @handles(UnparkRequest)
+    def unpark(self, request: UnparkRequest) -> TurnBegun:
+        self.refuse_another_life(request.epoch)
+        self.order.accept(request)
+        begun = self.context.clock.monotonic()
+        self.trainer.unpark()
+        return TurnBegun(self.context.clock.monotonic() - begun)
+
     @handles(SaveRequest)
     def save(self, request: SaveRequest) -> Saved:
         self.refuse_another_life(request.epoch)
@@ -248,6 +275,11 @@ class PolicyRole(StatefulRole):
     def restore(self, request: RestoreRequest) -> Restored:
         self.begin_life(request.epoch)
         self.outbox.clear()
+        if self.trainer is None:
+            with self.pause("the start of the model"):
+                self.trainer = self._make_trainer()
+        if self.context.takes_turns:
+            self.trainer.unpark()
         if request.directory is not None:
             with self.pause(f"checkpoint {request.step}"):
                 self.trainer.load(Path(request.directory) / self.name)

@@ -18,10 +18,15 @@ import torch
 from cosmos_actor.roles.engine import (
     KEEP,
     WAIT,
+    WAKES,
+    WEIGHTS,
+    Asleep,
     Batch,
     Completion,
+    EngineError,
     GenerateItem,
     HeldWeights,
+    NoWeights,
     OnNewWeights,
     check_lengths,
     check_nothing_in_flight,
@@ -33,8 +38,9 @@ from cosmos_actor.roles.sampling import SamplingSettings, uniforms
 from cosmos_actor.roles.tokenizer import load_tokenizer
 from cosmos_actor.roles.torch_decode import Decoder, left_padded, make_decoder
 from cosmos_actor.trainer.adapter import load_served_model
-from cosmos_actor.trainer.model_weights import weights_digest_of
+from cosmos_actor.trainer.model_weights import named_tensors, weights_digest_of
 from cosmos_actor.trainer.models import use_threads
+from cosmos_actor.trainer.parking import ParkingPlace
 from cosmos_actor.trainer.world import choose_device
 
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}
@@ -72,6 +78,7 @@ class TorchEngine:
         """The first of them, once it was begun."""
         self._made = Made("", "") if fp8 else None
         self._distances: dict[str, float] = {}
+        self._parking, self._awake, self._void = ParkingPlace(self.device), set(WAKES), False
         self._counts = {"sequences": 0.0, "tokens": 0.0, "prompt_tokens": 0.0, "seconds": 0.0, "swaps": 0.0}
 
     @classmethod
@@ -91,6 +98,8 @@ class TorchEngine:
 
     def begin(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> Batch:
         """See RolloutEngine.begin."""
+        self._need(*WAKES)
+        self._need_weights()
         batch = Batch(items, sampling)
         if not batch.done:
             positions = getattr(self.model.config, "max_position_embeddings", None) or 1 << 30
@@ -101,6 +110,7 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self) -> None:
         """See RolloutEngine.step."""
+        self._need(*WAKES)
         if not self._batches:
             return
         started = time.perf_counter()
@@ -129,11 +139,13 @@ class TorchEngine:
 
         With fp8 the digest is of what was sent, found in the model before it was rounded there.
         """
+        self._need(WEIGHTS)
         check_nothing_in_flight(self)
         self.held = load_newer(self.model, self.held, tensors, version, digest)
         if self._made is not None:
             self._distances = statistics_of(round_layers(self.model))
             self._made = Made(self.held.digest, weights_digest_of(self.model))
+        self._void = False
         if self._decoding is not None and self.on_new_weights != KEEP:
             self._decoding.read_again()
         self._counts["swaps"] += 1
@@ -141,12 +153,42 @@ class TorchEngine:
 
     def read_back(self) -> str:
         """See RolloutEngine.read_back."""
+        self._need(WEIGHTS)
+        self._need_weights()
         now = weights_digest_of(self.model)
         return now if self._made is None else self._made.name(now)
+
+    def sleep(self, level: int) -> None:
+        """See Sleeper.sleep."""
+        if self.in_flight:
+            raise EngineError("sequences are in flight, and an engine that goes to sleep has nowhere to keep them")
+        if WEIGHTS in self._awake:
+            brought = [one for one in named_tensors(self.model).values() if isinstance(one, torch.nn.Parameter)]
+            self._parking.park([*self.model.parameters(), *self.model.buffers()], void=brought if level == 2 else ())
+            if level == 2:
+                self.held, self._void = HeldWeights(version=-1, digest=""), True
+        self._awake.clear()
+
+    def wake(self, what: Sequence[str]) -> None:
+        """See Sleeper.wake."""
+        if WEIGHTS in what:
+            self._parking.unpark()
+        self._awake.update(what)
 
     def statistics(self) -> dict[str, float]:
         """See RolloutEngine.statistics. fp8/KIND/rms, /max: how far the newest version was rounded."""
         return {**self._counts, **self._distances}
+
+    def _need(self, *parts: str) -> None:
+        missing = [part for part in parts if part not in self._awake]
+        if missing:
+            raise Asleep(f"the engine has no {' and no '.join(missing)} on its device: it sleeps while the policy has "
+                         "the GPU (run.colocated_offload)")
+
+    def _need_weights(self) -> None:
+        if self._void:
+            raise NoWeights("the engine's weights were dropped when it went to sleep (rollout.sleep_level = 2), and no "
+                            "version has come since")
 
     def _bring_on(self, batch: Batch) -> None:
         if self._decoding is None:

@@ -22,6 +22,10 @@ REMEMBERED = 256
 """Versions whose digests are kept to vouch for what was made with them: more than pass while one answer is made."""
 
 
+class PutOff(Exception):
+    """A version can not be taken now, and will be announced again: nothing has gone wrong."""
+
+
 class WeightsHolder(Role):
     """A swap happens in the worker, where the engine computes too: nothing is computed with half of it.
 
@@ -72,6 +76,8 @@ class WeightsHolder(Role):
         try:
             await self.ready_for_weights()
             held = await fetched(self.context, manifest, WEIGHTS_TOPIC, partial(self.take, manifest))
+        except PutOff:
+            return
         except Exception as error:  # of any kind: nobody hears what a follower raises, and the job would wait for it
             await self._report(manifest, "", f"{type(error).__name__}: {error}")
             return

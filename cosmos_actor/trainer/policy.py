@@ -25,6 +25,7 @@ from cosmos_actor.trainer.metrics import Meter
 from cosmos_actor.trainer.model_weights import host_copies, named_tensors
 from cosmos_actor.trainer.models import DTYPES, recompute_activations, use_threads
 from cosmos_actor.trainer.objectives import cross_entropy, kl_estimate, ppo_clip, token_weights
+from cosmos_actor.trainer.parking import Parked, ParkingPlace, begin_measuring, memory_used
 from cosmos_actor.trainer.settings import TrainerSettings
 from cosmos_actor.trainer.snapshots import Snapshot, Snapshots
 from cosmos_actor.trainer.world import World
@@ -40,7 +41,8 @@ class PolicyTrainer:
     """Owns the model, its optimiser and the counts of updates: together they are all that a checkpoint holds.
 
     The loss of a batch depends on neither micro-batches nor ranks: token weights are computed over the whole batch.
-    On several ranks every rank makes the same calls in the same order with the same arguments.
+    On several ranks every rank makes the same calls in the same order with the same arguments. Between `park` and
+    `unpark` whatever needs the model raises Parked, but for `load` and `reset`, which have it back first.
     """
 
     model_setting = "policy.model"
@@ -57,6 +59,7 @@ class PolicyTrainer:
         """Back to the state that the settings alone describe. A collective."""
         settings = self.settings
         self.snapshots.settle()
+        self.parking = ParkingPlace(self.world.device)
         self.updates = {"sft": 0, "policy": 0}
         model = load_trained_model(settings, self.world.device)
         if settings.gradient_checkpointing:
@@ -68,6 +71,35 @@ class PolicyTrainer:
     def reset_optimizer(self) -> None:
         """Forget the moments."""
         self.optimizer = _make_optimizer(self.model, self.settings)
+
+    def park(self) -> int:
+        """All that is on the device waits on the host; how many bytes that were. On each rank by itself.
+
+        Gradients are dropped: they are of a step that is done. Snapshots stay what they are.
+        """
+        self.snapshots.settle()
+        for module in self.model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()  # of FSDP2: a root keeps its gathered weights after a forward pass
+        self.optimizer.zero_grad(set_to_none=True)
+        trained = [one for one in self.model.parameters() if one.requires_grad]
+        frozen = [one for one in self.model.parameters() if not one.requires_grad]
+        moments = [one for state in self.optimizer.state.values() for one in state.values() if torch.is_tensor(one)]
+        return self.parking.park([*trained, *moments, *self.model.buffers()], frozen)
+
+    def unpark(self) -> int:
+        """Everything is on the device again, bit for bit; how many bytes came. Measures of memory begin anew."""
+        begin_measuring(self.world.device)
+        return self.parking.unpark()
+
+    def memory(self) -> tuple[int, int]:
+        """See parking.memory_used."""
+        return memory_used(self.world.device)
+
+    def _need_device(self, what: str) -> None:
+        if self.parking.parked:
+            raise Parked(f"{what}: the policy's state waits on the host, it is not its turn on the GPU "
+                         "(run.colocated_offload)")
 
     def sft_step(self, batch: Batch) -> dict[str, float]:
         """One supervised update on a batch from `batch_from_examples`. Returns the metrics, loss before the update."""
@@ -128,6 +160,7 @@ class PolicyTrainer:
 
     def score(self, batch: Batch) -> np.ndarray:
         """Log-probs [B, T] float32 of the learned tokens, the same on every rank; zero elsewhere."""
+        self._need_device("log-probs")
         use_threads(self.settings.threads)
         result = np.zeros(batch.tokens.shape, dtype=np.float32)
         for rows, weight in self._my_parts(batch):
@@ -143,6 +176,7 @@ class PolicyTrainer:
 
         With an adapter: of the adapter's, under peft's names, unless the two are published as one model.
         """
+        self._need_device("a copy of the weights")
         return host_copies((name, self._published(tensor)) for name, tensor in self._offered().items())
 
     @property
@@ -155,6 +189,7 @@ class PolicyTrainer:
 
         It goes on while later steps compute: see `snapshots`.
         """
+        self._need_device("a snapshot")
         own = self._offered()
         if self.world.rank == 0:
             return self.snapshots.take(own, DTYPES[self.settings.publish_dtype], self.world.full)
@@ -176,6 +211,7 @@ class PolicyTrainer:
         """Everything that an exact resume needs, below `directory`. A collective."""
         from cosmos_actor.trainer.checkpoint import save_trainer
 
+        self._need_device("a checkpoint")
         save_trainer(self, Path(directory), self._save_adapter if self.base_digest else None)
 
     def load(self, directory: str | Path) -> None:
@@ -183,6 +219,7 @@ class PolicyTrainer:
         from cosmos_actor.trainer.checkpoint import load_trainer
 
         self.snapshots.settle()
+        self.unpark()
         load_trainer(self, Path(directory))
 
     def _save_adapter(self, checkpoint: Path) -> None:
@@ -208,6 +245,7 @@ class PolicyTrainer:
 
         `compare`: also what the log-probs before the step are to the engine's.
         """
+        self._need_device(f"update {self.updates[kind] + 1} ({kind})")
         started = time.perf_counter()
         use_threads(self.settings.threads)
         meter = Meter(batch.token_count)

@@ -103,6 +103,18 @@ class RankedTrainer:
         """Back to the state that the settings alone describe."""
         self._do("reset")
 
+    def park(self) -> int:
+        """See PolicyTrainer.park; the bytes are this rank's."""
+        return self._do("park")  # type: ignore[no-any-return]
+
+    def unpark(self) -> int:
+        """See PolicyTrainer.unpark; the bytes are this rank's."""
+        return self._do("unpark")  # type: ignore[no-any-return]
+
+    def memory(self) -> tuple[int, int]:
+        """See PolicyTrainer.memory; of this rank's device."""
+        return self.local.memory()
+
     def close(self) -> None:
         """Let the followers go. The trainer is of no use afterwards."""
         if self.world.size > 1 and self.world.commands is not None:
@@ -142,6 +154,8 @@ def perform(
         "score": lambda: trainer.score(batch),  # type: ignore[arg-type]
         "weights": trainer.weights,
         "snapshot": trainer.snapshot,
+        "park": trainer.park,
+        "unpark": trainer.unpark,
         "save": lambda: trainer.save(plain["directory"]),
         "load": lambda: trainer.load(plain["directory"]),
         "reset": trainer.reset,

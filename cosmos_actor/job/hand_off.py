@@ -1,0 +1,259 @@
+"""A GPU that the policy and the rollouts of its host have in turn: the shell of job/turns.py. On the bus's loop.
+
+    to the rollouts   policy parks -> each rollout wakes its weights, takes the newest version, wakes its cache
+    to the policy     each rollout ends what is in flight and sleeps -> policy unparks
+
+What a recipe asks for decides whose turn it is: an update, a snapshot or a checkpoint is the policy's, samples are the
+rollouts'. Publishing needs no turn: it is done from a snapshot on the host.
+
+Invariant: the policy is told to come only when each rollout that may be on the device has said that it left, or is gone
+with its process; rollouts are told to come only when the policy has said so. A rollout that joined from elsewhere has a
+device of its own and no turns. Who is waited for is named, at the latest before `run.deadline_s` is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cosmos_actor.actors.messages import Member
+from cosmos_actor.bus import BusError, Link
+from cosmos_actor.bus.errors import DeadlineExceeded, LinkClosed, PeerLost
+from cosmos_actor.job.turns import POLICY, ROLLOUT, Begin, Decision, HandOver, Side, Turns
+from cosmos_actor.roles.engine import KV_CACHE, WEIGHTS
+from cosmos_actor.roles.messages import GenerationRequest, MendRequest
+from cosmos_actor.roles.turn_messages import ParkRequest, SleepRequest, TurnOver, UnparkRequest, WakeRequest
+
+if TYPE_CHECKING:
+    from cosmos_actor.job.job import Job
+
+SHARE = 0.9
+"""Of `run.deadline_s`: whoever is waited for is named before the recipe's own wait ends without a name."""
+LOOK_S = 0.1
+"""Between two looks for a rollout whose link is lost, and whose process may live."""
+
+
+def side_of(role: str, message: Any) -> Side | None:
+    """Whose turn a question needs; None: it is answered without the device."""
+    if role == ROLLOUT and isinstance(message, GenerationRequest):
+        return ROLLOUT  # type: ignore[return-value]
+    if role == POLICY and not isinstance(message, MendRequest):
+        return POLICY  # type: ignore[return-value]
+    return None
+
+
+class HandOff:
+    """See the module."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._epoch = 0
+        self._turns = Turns()
+        self._numbers, self._serials = itertools.count(), itertools.count()
+        self._turn = 0
+        self._begun: dict[int, asyncio.Future[None]] = {}
+        self._names: dict[int, str] = {}
+        """What each ticket is for."""
+        self._asked: dict[tuple[str, str], float] = {}
+        """(what, actor) of a hand-over -> since when it is waited for."""
+        self._asleep: set[str] = set()
+        """Incarnations that have said so, and have not been told to wake since."""
+        self._woken: set[str] = set()
+        self._late: set[asyncio.Task[None]] = set()
+        """Rollouts that came in the midst of their turn and are being woken."""
+        self._failure: Exception | None = None
+        job.fleet.on_joined(self._on_joined)
+
+    # ---- what the job does with it
+
+    async def begin_life(self, epoch: int) -> None:
+        """The policy is about to be restored, wherever everybody was: no rollout is on the device when this returns."""
+        self._epoch, self._failure, self._turns = epoch, None, Turns()
+        self._turn = next(self._serials)
+        fleet, deadline_s = self._job.fleet, self._job.settings.run.deadline_s * SHARE
+        await fleet.wait_for_members(POLICY, 1, deadline_s)  # by then it is known who else is there
+        await self._rollouts_sleep()
+        self._turns.handed(POLICY)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def turn(self, side: Side, what: str) -> AsyncIterator[None]:
+        """Inside, the device is `side`'s. Raises DeadlineExceeded, or what made a hand-over fail."""
+        number = next(self._numbers)
+        begun = self._begun[number] = asyncio.get_running_loop().create_future()
+        self._names[number] = what
+        try:
+            self._do(self._turns.asked(number, side))
+            if not begun.done():
+                await self._wait_for(begun, side, what)
+            yield
+        finally:
+            del self._begun[number], self._names[number]
+            self._do(self._turns.ended(number))
+
+    def check(self) -> None:
+        """Raises what a rollout that came late could not do."""
+        if self._failure is not None:
+            raise self._failure
+
+    def questions(self) -> list[dict[str, Any]]:
+        """What hand-overs wait for, as Fleet.questions has it."""
+        now = self._job.clock.monotonic()
+        return [{"what": what, "role": ROLLOUT, "at": actor, "count": 1, "for_s": round(now - since, 2)}
+                for (what, actor), since in self._asked.items()]
+
+    # ---- what the core decides
+
+    def _do(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Begin):
+                for ticket in decision.tickets:
+                    if not self._begun[ticket].done():
+                        self._begun[ticket].set_result(None)
+            elif isinstance(decision, HandOver):
+                self._job.spawn(self._hand_over(decision.to))
+
+    async def _wait_for(self, begun: asyncio.Future[None], side: Side, what: str) -> None:
+        deadline_s = self._job.settings.run.deadline_s
+        try:
+            await asyncio.wait_for(begun, deadline_s)
+        except asyncio.TimeoutError as error:
+            holders = [self._names[ticket] for ticket in self._turns.held if ticket in self._names]
+            waits = [f"{what} of {actor}" for what, actor in self._asked]
+            why = ", ".join([*holders, *waits]) or "a hand-over"
+            raise DeadlineExceeded(f"{what} waited {deadline_s:g} s for the {side}'s turn on the GPU, behind {why}",
+                                   setting="run.deadline_s") from error
+
+    async def _hand_over(self, to: Side) -> None:
+        turns, begun = self._turns, self._job.clock.monotonic()
+        self._turn = next(self._serials)
+        try:
+            await (self._to_policy() if to == POLICY else self._to_rollouts())
+        except Exception as error:  # whatever it is: who waits for a turn is to hear of it, and nobody else would
+            turns.failed()
+            for future in self._begun.values():
+                if not future.done():
+                    future.set_exception(error)
+            return
+        self._job.journal.spent("hand_off", self._job.clock.monotonic() - begun)
+        self._do(turns.handed(to))
+
+    # ---- to the policy
+
+    async def _to_policy(self) -> None:
+        await self._rollouts_sleep()
+        await self._ask_policy(UnparkRequest(self._epoch, self._turn), "come back to the GPU")
+
+    async def _rollouts_sleep(self) -> None:
+        """All that may be on the device, until each has said that it left or is gone with its process."""
+        for task in self._late:
+            task.cancel()
+        until = self._job.clock.monotonic() + self._job.settings.run.deadline_s * SHARE
+        await asyncio.gather(*(self._sleeps(actor, until) for actor in self._job.fleet.known(ROLLOUT)))
+
+    async def _sleeps(self, actor: str, until: float) -> None:
+        fleet, now = self._job.fleet, self._job.clock.monotonic
+        with self._waiting("to end what is in flight and leave the GPU", actor):
+            while (incarnation := self._on_device(actor)) is not None:
+                if now() > until:
+                    raise self._late_error(actor, "to end what is in flight and leave the GPU")
+                link = fleet.links(ROLLOUT).get(actor)
+                if link is None or link.peer.incarnation != incarnation:
+                    await asyncio.sleep(LOOK_S)
+                    continue
+                level = self._job.settings.rollout.sleep_level
+                over = await self._answer(link, SleepRequest(self._epoch, self._turn, level), until,
+                                          "to end what is in flight and leave the GPU")
+                if over is not None:
+                    self._asleep.add(incarnation)
+                    self._measured(over)
+
+    def _on_device(self, actor: str) -> str | None:
+        """The incarnation of `actor` that may have memory there. One that is not ready was never told to wake."""
+        member = self._job.fleet.known(ROLLOUT).get(actor)
+        if member is None or member.joined or member.incarnation in self._asleep:
+            return None
+        return member.incarnation if member.ready or member.incarnation in self._woken else None
+
+    def _measured(self, over: TurnOver) -> None:
+        if over.used_bytes:
+            self._job.journal.highest("memory/rollout_peak_bytes", over.peak_bytes)
+            self._job.journal.highest("memory/rollout_used_bytes", over.used_bytes)
+
+    # ---- to the rollouts
+
+    async def _to_rollouts(self) -> None:
+        await self._ask_policy(ParkRequest(self._epoch, self._turn), "leave the GPU")
+        known, links = self._job.fleet.known(ROLLOUT), self._job.fleet.links(ROLLOUT)
+        here = [link for actor, link in links.items() if actor in known and not known[actor].joined]
+        await asyncio.gather(*(self._wakes(link) for link in here))
+
+    async def _wakes(self, link: Link) -> None:
+        """Until it acts with the newest version, or is lost: when it is back it is woken again."""
+        job, actor = self._job, link.peer.actor
+        until = job.clock.monotonic() + job.settings.run.deadline_s * SHARE
+        self._asleep.discard(link.peer.incarnation)
+        self._woken.add(link.peer.incarnation)
+        for part in (WEIGHTS, KV_CACHE):
+            what = f"to have its {part} on the GPU"
+            with self._waiting(what, actor):
+                if await self._answer(link, WakeRequest(self._epoch, self._turn, [part]), until, what) is None:
+                    return
+            if part == WEIGHTS:
+                await self._takes_newest(link, until)
+
+    async def _takes_newest(self, link: Link, until: float) -> None:
+        what = f"to take weights {self._job.weights.published_step}"
+        with self._waiting(what, link.peer.actor):
+            self._job.weights.announce_again(link)
+            try:
+                await asyncio.wait_for(self._job.weights.until_held_at(link), self._left(until))
+            except asyncio.TimeoutError as error:
+                raise self._late_error(link.peer.actor, what) from error
+
+    def _on_joined(self, member: Member, link: Link) -> None:
+        """A rollout of this host that comes in the rollouts' turn is woken; in the policy's it stays asleep."""
+        if member.role == ROLLOUT and not member.joined and ROLLOUT in (self._turns.turn, self._turns.toward):
+            task = self._job.spawn(self._wakes_late(link))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+
+    async def _wakes_late(self, link: Link) -> None:
+        try:
+            await self._wakes(link)
+        except Exception as error:  # whatever it is: nobody waits for this one, and the job must hear of it
+            self._failure = self._failure or error
+
+    # ---- one question
+
+    async def _ask_policy(self, request: Any, what: str) -> Any:
+        job = self._job
+        return await job.fleet.submit(POLICY, request, deadline_s=job.settings.run.deadline_s * SHARE,
+                                      what=f"turn {self._epoch}.{self._turn}: the policy to {what}")
+
+    async def _answer(self, link: Link, request: Any, until: float, what: str) -> Any:
+        """None when its link is lost before it answered. Raises DeadlineExceeded with its name, or what it raised."""
+        try:
+            return await link.call(request, deadline_s=self._left(until))
+        except (PeerLost, LinkClosed):
+            await asyncio.sleep(0)
+            return None
+        except DeadlineExceeded as error:
+            raise self._late_error(link.peer.actor, what) from error
+
+    def _late_error(self, actor: str, what: str) -> BusError:
+        deadline_s = self._job.settings.run.deadline_s * SHARE
+        return DeadlineExceeded(f"waited {deadline_s:g} s for {actor} {what}", peer=actor, setting="run.deadline_s")
+
+    def _left(self, until: float) -> float:
+        return max(0.001, until - self._job.clock.monotonic())
+
+    @contextmanager
+    def _waiting(self, what: str, actor: str) -> Iterator[None]:
+        self._asked[what, actor] = self._job.clock.monotonic()
+        try:
+            yield
+        finally:
+            self._asked.pop((what, actor), None)

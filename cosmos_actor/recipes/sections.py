@@ -142,8 +142,8 @@ class RolloutProcesses(ComputeSettings):
         "with it at once, every token telling its version: recompute = all that they were is read anew; abort = the "
         "same as new requests; keep = nothing is read anew, and log-probs are then those of no version")
     sleep_level: Literal[1, 2] = setting(
-        2, "where an engine's weights are outside of its turn (run.colocated_offload): 1 = on the host; 2 = nowhere, and "
-        "the newest version is taken again in the next turn", resumable=True)
+        2, "where an engine's weights are outside of its turn (run.colocated_offload): 1 = on the host; 2 = nowhere, "
+        "and the newest version is taken again in the next turn", resumable=True)
     probe_s: PositiveFloat = setting(
         300.0, "an engine that has not computed a token for so long after it took new weights (compiling included) is "
         "killed, and started anew", unit="s", resumable=True)

@@ -18,6 +18,10 @@ SLAB_BYTES = 256 << 20
 """Pinned memory is given out in powers of two: one piece for a whole model could cost twice what is needed."""
 
 
+LEFT_BYTES = 64 << 20
+"""More than this in tensors after all was parked is garbage in cycles, and worth the tenths of a second to find it."""
+
+
 class Parked(RuntimeError):
     """Asked to compute with what waits on the host: it is not this one's turn on the device."""
 
@@ -123,8 +127,9 @@ class ParkingPlace:
 
 def give_back(device: torch.device) -> None:
     """What no tensor needs goes back to the driver, for other processes."""
-    gc.collect()
     if device.type == "cuda":
+        if torch.cuda.memory_allocated(device) > LEFT_BYTES:
+            gc.collect()
         _settle(device)
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:

@@ -29,7 +29,8 @@ class Parked(RuntimeError):
 class ParkingPlace:
     """Guarantee: after `unpark` each tensor has the bytes that it had before `park`, but for those that were void.
 
-    Host buffers are made once and used again. Storages that nobody may empty (memory of numpy, a mapped file) stay.
+    Host buffers are made once and used again. Storages of a CPU that nobody may empty, since numpy has seen them, are
+    put aside whole.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,10 +42,12 @@ class ParkingPlace:
         self._void: list[int] = []
         self._known: list[tuple[int, int]] = []
         """(storage, bytes) of the constants whose bytes are on the host already."""
+        self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """(tensor, what it was)"""
 
     @property
     def parked(self) -> bool:
-        return bool(self._parked)
+        return bool(self._parked or self._aside)
 
     def park(self, changing: Iterable[torch.Tensor], constant: Iterable[torch.Tensor] = (),
              void: Iterable[torch.Tensor] = ()) -> int:
@@ -67,8 +70,10 @@ class ParkingPlace:
         self._known = known
         for storage in self._parked:
             storage.resize_(0)
+        for tensor, _ in self._aside:
+            tensor.data = tensor.data.new_empty(0)
         give_back(self._device)
-        return sum(self._sizes) + sum(self._void)
+        return self._moved() + sum(self._void)
 
     def unpark(self) -> int:
         """Have them as they were; how many bytes came. Where memory is too short for all, they stay parked and what the
@@ -84,15 +89,26 @@ class ParkingPlace:
             give_back(self._device)
             raise
         self._cross(to_host=False)
-        self._parked = []
-        return sum(self._sizes)
+        for tensor, whole in self._aside:
+            tensor.data = whole
+        moved = self._moved()
+        self._parked, self._aside = [], []
+        return moved
+
+    def _moved(self) -> int:
+        return sum(self._sizes) + sum(whole.nbytes for _, whole in self._aside)
 
     def _storages(self, tensors: Iterable[torch.Tensor], seen: dict[int, torch.UntypedStorage]
                   ) -> Iterator[torch.UntypedStorage]:
         for tensor in tensors:
-            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # a DTensor's own shard
-            here = storage.device.type == self._device.type and storage.nbytes() and storage.resizable()
-            if here and storage._cdata not in seen:
+            own = getattr(tensor, "_local_tensor", tensor)  # a DTensor's own shard
+            storage = own.untyped_storage()
+            if storage.device.type != self._device.type or not storage.nbytes():
+                continue
+            if not storage.resizable():
+                if not any(own is other for other, _ in self._aside):
+                    self._aside.append((own, own.data))
+            elif storage._cdata not in seen:
                 seen[storage._cdata] = storage
                 yield storage
 

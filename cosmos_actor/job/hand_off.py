@@ -144,7 +144,7 @@ class HandOff:
 
     async def _to_policy(self) -> None:
         await self._rollouts_sleep()
-        await self._ask_policy(UnparkRequest(self._epoch, self._turn), "come back to the GPU")
+        await self._ask_policy(UnparkRequest(self._epoch, self._turn), "to come back to the GPU")
 
     async def _rollouts_sleep(self) -> None:
         """All that may be on the device, until each has said that it left or is gone with its process."""
@@ -185,7 +185,7 @@ class HandOff:
     # ---- to the rollouts
 
     async def _to_rollouts(self) -> None:
-        await self._ask_policy(ParkRequest(self._epoch, self._turn), "leave the GPU")
+        await self._ask_policy(ParkRequest(self._epoch, self._turn), "to leave the GPU")
         known, links = self._job.fleet.known(ROLLOUT), self._job.fleet.links(ROLLOUT)
         here = [link for actor, link in links.items() if actor in known and not known[actor].joined]
         await asyncio.gather(*(self._wakes(link) for link in here))
@@ -229,23 +229,26 @@ class HandOff:
     # ---- one question
 
     async def _ask_policy(self, request: Any, what: str) -> Any:
-        job = self._job
-        return await job.fleet.submit(POLICY, request, deadline_s=job.settings.run.deadline_s * SHARE,
-                                      what=f"turn {self._epoch}.{self._turn}: the policy to {what}")
+        """Raises StateLost when it dies meanwhile: then the job goes back, and with it the turns."""
+        deadline_s = self._job.settings.run.deadline_s * SHARE
+        try:
+            return await self._job.fleet.submit(POLICY, request, deadline_s=deadline_s,
+                                                what=f"turn {self._epoch}.{self._turn}: {what}")
+        except DeadlineExceeded as error:
+            raise self._late_error("the policy", what) from error
 
     async def _answer(self, link: Link, request: Any, until: float, what: str) -> Any:
         """None when its link is lost before it answered. Raises DeadlineExceeded with its name, or what it raised."""
         try:
             return await link.call(request, deadline_s=self._left(until))
         except (PeerLost, LinkClosed):
-            await asyncio.sleep(0)
             return None
         except DeadlineExceeded as error:
             raise self._late_error(link.peer.actor, what) from error
 
     def _late_error(self, actor: str, what: str) -> BusError:
         deadline_s = self._job.settings.run.deadline_s * SHARE
-        return DeadlineExceeded(f"waited {deadline_s:g} s for {actor} {what}", peer=actor, setting="run.deadline_s")
+        return DeadlineExceeded(f"waited {deadline_s:g} s for {actor} {what}", setting="run.deadline_s")
 
     def _left(self, until: float) -> float:
         return max(0.001, until - self._job.clock.monotonic())

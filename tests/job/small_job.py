@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,10 @@ class Played:
 class SmallJob:
     """A job and its actors, whose loop turns in a thread; the test is the recipe."""
 
-    def __init__(self, folder: Path, driver: ThreadDriver, flags: Sequence[str] = ()) -> None:
-        self._driver, self._flags = driver, flags
+    def __init__(self, folder: Path, driver: ThreadDriver, flags: Sequence[str] = (), *, takes_turns: bool = False,
+                 others: Mapping[str, Callable[[Context], Role]] | None = None) -> None:
+        """`others` are played in the place of those of their name."""
+        self._driver, self._flags, self._takes_turns, self._others = driver, flags, takes_turns, others or {}
         self.job = driver.start(self._open(RunPaths(folder))).result(30.0)
 
     def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -128,19 +130,20 @@ class SmallJob:
         self.gates = played.gates
         clock = SystemClock()
         job = Job(settings, bus=self.cluster.bus, fleet=self.cluster.fleet, driver=self._driver, clock=clock,
-                  paths=paths, ledger=Ledger(paths.ledger), journal=Journal(paths.metrics, clock))
+                  paths=paths, ledger=Ledger(paths.ledger), journal=Journal(paths.metrics, clock),
+                  takes_turns=self._takes_turns)
         job.weights.vouch = lambda made: None  # nothing is published here
         await self.cluster.open()
-        for name, role in played.roles().items():
+        for name, role in {**played.roles(), **self._others}.items():
             await self.cluster.add(f"{name}-0", role)
         return job
 
 
 @contextmanager
-def small_job(folder: Path, *flags: str) -> Iterator[SmallJob]:
+def small_job(folder: Path, *flags: str, **options: Any) -> Iterator[SmallJob]:
     driver = ThreadDriver()
     try:
-        made = SmallJob(folder, driver, flags)
+        made = SmallJob(folder, driver, flags, **options)
         yield made
         made.close()
     finally:

@@ -142,11 +142,18 @@ def plain_line(record: Record, view: RunView, last_step: int) -> str:
         *(f"{label} {compact(number(record, name), digits)}" for label, name, digits in FIGURES
           if number(record, name) is not None),
         f"weights {record['version']}" if record.get("version") is not None else "",
+        f"GPU {peaks(record)}" if peaks(record) else "",
         f"actors {view.alive}" if view.actors else "",
         f"restarts {view.restarts}" if view.restarts else "",
         f"left {duration(view.seconds_left(last_step))}",
     ]
     return " · ".join(fact for fact in facts if fact)
+
+
+def peaks(record: Record) -> str:
+    """The most memory of a GPU that each side had in its turn; empty where nobody takes turns on one."""
+    found = ((side, number(record, f"memory/{side}_peak_bytes")) for side in ("policy", "rollout"))
+    return ", ".join(f"{side} {value / 1e9:.1f} GB" for side, value in found if value is not None)
 
 
 FIGURES = (
@@ -175,6 +182,7 @@ def _figures(view: RunView) -> Text:
     """The course of the reward, and the newest step's numbers; wraps where the terminal is narrow."""
     cells = [(label, compact(number(view.last, name), digits)) for label, name, digits in FIGURES]
     cells += [("weights", str(view.last.get("version", "–")))]
+    cells += [("GPU", peaks(view.last))] if peaks(view.last) else []
     cells += [("accuracy", compact(view.evaluations[-1][1]))] if view.evaluations else []
     line = Text(sparkline(view.series("reward/mean")), style="green")
     for label, value in cells:

@@ -181,6 +181,10 @@ CHARTS = (
     Chart("Throughput", "tokens per second", (("tokens/s", "tokens/s"),), y_range=(0.0, None)),
     Chart("Time of a step", "seconds", (("time/step", "whole step"), ("wait/rollout", "rollout waits"),
                                         ("wait/policy", "policy waits")), phase="", y_range=(0.0, None)),
+    Chart("Memory of the GPU, at its peak", "bytes", (
+        ("memory/policy_peak_bytes", "policy"), ("memory/rollout_peak_bytes", "rollout"),
+        ("memory/policy_used_bytes", "of all, policy's turn"), ("memory/rollout_used_bytes", "of all, rollout's turn")),
+        y_range=(0.0, None)),
     Chart("Sampled tokens", "tokens per step", (("tokens", "tokens"),), y_range=(0.0, None)),
     Chart("Gradient norm", "before clipping", (("grad_norm", "norm"),), phase="", y_range=(0.0, None)),
     Chart("Clipped tokens", "share of tokens", (("clip/fraction", "share"),), y_range=(0.0, None)),

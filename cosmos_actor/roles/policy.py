@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -65,7 +66,11 @@ class PolicyRole(StatefulRole):
 
     def setup(self) -> None:
         settings = self.context.settings
-        self.trainer: Any = None if self.context.takes_turns else self._make_trainer()
+        self.trainer: Any = None
+        if self.context.takes_turns:
+            importlib.import_module("cosmos_actor.trainer.ranks")  # takes seconds, and its first turn has a deadline
+        else:
+            self.trainer = self._make_trainer()
         self.order = TurnOrder()
         self.step = 0
         self.answer: UpdateReply | None = None

@@ -38,8 +38,11 @@ class RolloutRole(WeightsHolder):
     _rounding: dict[str, float] = {}
 
     def setup(self) -> None:
-        self.tokenizer = load_tokenizer(self.context.settings.policy.model)
+        settings = self.context.settings
+        self.tokenizer = load_tokenizer(settings.policy.model)
         self.hold_nothing()
+        with self.context.busy(f"the import of {settings.rollout.engine}", settings.supervisor.start_s):
+            self._engine_class = load_object(ENGINES[settings.rollout.engine], setting="rollout.engine")
         if not self.context.takes_turns:
             self._make_engine()
 
@@ -50,9 +53,8 @@ class RolloutRole(WeightsHolder):
 
     def _make_engine(self) -> None:
         settings = self.context.settings
-        engine_class = load_object(ENGINES[settings.rollout.engine], setting="rollout.engine")
         with self.context.busy(f"the start of {settings.rollout.engine}", settings.supervisor.start_s):
-            engine: RolloutEngine = engine_class.from_settings(settings)  # imports hold the loop up for seconds
+            engine: RolloutEngine = self._engine_class.from_settings(settings)  # imports hold the loop up for seconds
         if self.context.takes_turns and not hasattr(engine, "sleep"):
             raise EngineError(f"rollout.engine = \"{settings.rollout.engine}\" can not sleep: run.colocated_offload = "
                               "false, or rollout.engine = \"torch\"")

@@ -77,6 +77,18 @@ def test_an_evaluation_in_one_line(found: dict[str, float], line: str) -> None:
     assert plain_line({"step": 7, "phase": "eval", **found}, RunView(), 10) == "step 7/10 evaluation: " + line
 
 
+def test_a_step_that_took_turns_on_a_gpu_says_how_much_of_it_each_side_had() -> None:
+    view = RunView()
+    plain = [line for line in metrics_lines() if "loss/total" in line][-1]
+    record = {**plain, "memory/policy_peak_bytes": 45_060_000_000, "memory/rollout_peak_bytes": 2e9}
+    view.add_metrics([record])
+    assert "GPU policy 45.1 GB, rollout 2.0 GB" in plain_line(record, view, 120)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(panel(view, "x", 120))
+    assert "policy 45.1 GB, rollout 2.0 GB" in console.file.getvalue()
+    assert "GPU" not in plain_line(plain, view, 120)
+
+
 def test_steps_of_before_a_rewind_are_not_printed_again(tmp_path: Path) -> None:
     metrics, stream = tmp_path / "metrics.jsonl", io.StringIO()
     progress = Progress(tmp_path, title="x", last_step=120, stream=stream)

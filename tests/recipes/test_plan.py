@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from cosmos_actor.actors.errors import UserError
-from cosmos_actor.recipes.plan import host_devices, plan
-from cosmos_actor.recipes.resolve import resolve
+from cosmos_actor.recipes.plan import TURNS_ANYWHERE, host_devices, plan, takes_turns
+from cosmos_actor.recipes.resolve import recipe_names, resolve
 
 BASE = "grpo-arithmetic"
 
@@ -48,3 +48,47 @@ def test_the_devices_of_this_host_are_those_that_cuda_may_see(monkeypatch: pytes
     assert host_devices() == ("2", "GPU-7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert host_devices() == ()
+
+
+GPU = ("policy.device=auto", "rollout.device=auto")
+
+
+def turns(*flags: str, devices: tuple[str, ...] = ("0", "1")) -> bool:
+    settings = resolve(BASE, [*GPU, *flags])
+    return takes_turns(settings, plan(settings, devices=devices))
+
+
+@pytest.mark.parametrize(("flags", "taken"), [
+    ((), True), (("run.colocated_offload=false",), False), (("run.placement=disaggregated",), False),
+    (("policy.device=cpu", "rollout.device=cpu"), False), (("rollout.count=0",), False),
+    (("policy.ranks=2", "rollout.count=2"), True), (("policy.ranks=2",), True), (("run.grouping=single",), True),
+    (("policy.devices=[1]", "rollout.devices=[1]"), True),
+])
+def test_policy_and_rollouts_take_turns_where_they_share_a_gpu_unless_told_otherwise(flags, taken) -> None:
+    assert turns(*flags) is taken
+
+
+def test_without_a_gpu_there_are_no_turns_unless_a_test_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert turns(devices=()) is False
+    monkeypatch.setenv(TURNS_ANYWHERE, "1")
+    assert turns(devices=()) is True
+
+
+def test_simulators_take_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = resolve("ppo-cartpole", ["control.device=auto"])
+    assert takes_turns(settings, plan(settings, devices=("0",))) is False
+
+
+def test_samples_ahead_of_the_weights_and_turns_exclude_each_other_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"run\.max_staleness = 1 .* take turns: 0, or run\.colocated_offload = false") as no:
+        turns("run.max_staleness=1")
+    assert "\n" not in str(no.value)
+    assert turns("run.max_staleness=1", "run.colocated_offload=false") is False
+    assert turns("run.max_staleness=1", devices=()) is False
+    assert turns("run.max_staleness=1", "run.placement=disaggregated") is False
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_no_packaged_recipe_is_refused_on_one_gpu(recipe: str) -> None:
+    settings = resolve(recipe, [])
+    takes_turns(settings, plan(settings, devices=("0",)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def main(ranks: int, directory: Path, kind: str = "whole") -> None:
 
 
 def lead(trainer: RankedTrainer, directory: Path) -> None:
-    """Train, save, train on; then go back to the save and do the same again."""
+    """Train, save, train on; then go back to the save and do the same again, parked between the steps."""
     groups = [_as_from_another_engine(group, number)
               for number, group in enumerate(sample_groups(make_engine(trainer)))]
     trainer.sft_step(EXAMPLES)
@@ -48,7 +49,10 @@ def lead(trainer: RankedTrainer, directory: Path) -> None:
     assert weights_digest(snapshot.arrays()) == digest
     trainer.reset()
     trainer.load(directory / "policy")
-    resumed = [trainer.grpo_step(groups), trainer.sft_step(EXAMPLES)]
+    resumed = [_after_a_park(trainer, lambda: trainer.grpo_step(groups)),
+               _after_a_park(trainer, lambda: trainer.sft_step(EXAMPLES))]
+    trainer.logprobs(groups)  # FSDP2 keeps what it gathered for a forward pass alone
+    _after_a_park(trainer, lambda: None)
     for before, after in zip(straight, resumed, strict=True):
         assert before["loss/total"] == after["loss/total"], (before, after)
     assert weights_digest(trainer.weights()) == weights_digest(snapshot.arrays()) == digest
@@ -58,6 +62,16 @@ def lead(trainer: RankedTrainer, directory: Path) -> None:
     losses = [metrics[name] for metrics in straight for name in ("loss/total", "grad_norm", "entropy")]
     np.savez(directory / "losses.npz", np.array(losses + measured))
     trainer.close()
+
+
+def _after_a_park(trainer: RankedTrainer, step: Callable[[], Any]) -> Any:
+    """What `step` gives when everything was on the host before it; nothing of this rank's shards was left."""
+    trainer.park()
+    for parameter in trainer.local.model.parameters():
+        own = getattr(parameter, "_local_tensor", parameter)
+        assert own.untyped_storage().nbytes() == 0 or own.numel() == 0
+    trainer.unpark()
+    return step()
 
 
 def _as_from_another_engine(group: TrajectoryGroup, number: int) -> TrajectoryGroup:

@@ -1,7 +1,7 @@
-"""The loop of grpo in a controller that strikes once, in the midst of a hand-over: who is to answer is stopped, and so has
-been asked and has not answered when the stroke comes.
+"""The loop of grpo in a controller that strikes once, in the midst of a hand-over. Who is hit is stopped first, and so
+has been asked and has not answered when the stroke comes.
 
-    STROKE=phase:victim:blow    phase: park, wake, take, cache, sleep, unpark    blow: kill, stop (the whole job), freeze
+    STROKE=phase:victim:blow    phase: park, wake, take, cache, sleep, unpark    blow: kill, freeze, stop (of the job)
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ MESSAGES = """
     links_report/1 member/1 membership/1 mute_role/1 prepare_request/1 prepared/1 processes/1
     publish_reference_request/1 publish_request/2 published/1 put_reply/1 put_request/1 reference_request/1
     restore_request/1 restored/1 run_settings/1 sample/1 sample_request/1 save_request/1 saved/1 score_request/1
-    park_request/1 scores/1 sft_request/1 sleep_request/1 turn_begun/1 turn_over/1 unpark_request/1 wake_request/1 shown/1 shown_request/1 sim_assignment/1 sim_attach/2 sim_attached/3 sim_detach/1
+    park_request/1 sleep_request/1 turn_begun/1 turn_over/1 unpark_request/1 wake_request/1
+    scores/1 sft_request/1 shown/1 shown_request/1 sim_assignment/1 sim_attach/2 sim_attached/3 sim_detach/1
     sim_reset/1 sim_slot_failure/1 sim_step/1 sim_stepped/1 simulator_description/1 simulator_event/1
     stacks_dumped/1 stop_actor/1 task_spec/1 tasks/1 tasks_request/1 time_reply/1 trajectory_group/1
     update_reply/1 update_request/1 warning/1 weight_delta/1 weight_manifest/2 weight_tensor/1 weight_version/1

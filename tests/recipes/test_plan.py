@@ -80,7 +80,8 @@ def test_simulators_take_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_samples_ahead_of_the_weights_and_turns_exclude_each_other_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"run\.max_staleness = 1 .* take turns: 0, or run\.colocated_offload = false") as no:
+    remedy = r"run\.max_staleness = 1 .* take turns: 0, or run\.colocated_offload = false"
+    with pytest.raises(UserError, match=remedy) as no:
         turns("run.max_staleness=1")
     assert "\n" not in str(no.value)
     assert turns("run.max_staleness=1", "run.colocated_offload=false") is False

@@ -1,4 +1,4 @@
-"""An engine that sleeps has no memory, acts with nothing, and wakes as it was or without weights; whoever asks is told."""
+"""An engine that sleeps has no memory and acts with nothing; it wakes as it was or without weights, and says which."""
 
 from __future__ import annotations
 

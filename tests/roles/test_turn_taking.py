@@ -1,4 +1,4 @@
-"""A rollout that has its device in turn: no engine before its first, nothing taken while it sleeps, no late word heard."""
+"""A rollout that has its device in turn has no engine before it, takes nothing asleep, and hears no late word."""
 
 from __future__ import annotations
 

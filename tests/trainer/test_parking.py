@@ -1,4 +1,4 @@
-"""What is parked comes back bit for bit, in the same tensors, and meanwhile it has no memory and nobody computes with it."""
+"""What is parked comes back bit for bit, in its tensors; meanwhile nobody computes with it, and it has no memory."""
 
 from __future__ import annotations
 

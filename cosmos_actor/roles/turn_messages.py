@@ -57,7 +57,7 @@ class TurnOver:
 
     seconds: float
     peak_bytes: int
-    """Most that its tensors had in this turn; 0 without a GPU."""
+    """Most that it had taken for tensors in this turn; 0 without a GPU."""
     used_bytes: int
     """Of the device, by everybody, at the end of this turn."""
 

@@ -165,12 +165,12 @@ def begin_measuring(device: torch.device) -> None:
 
 
 def memory_used(device: torch.device) -> tuple[int, int]:
-    """(most bytes that this process's tensors had since `begin_measuring`, bytes of the device that are not free now,
-    by whomever). Zeros where there is no GPU.
+    """(most bytes that this process has taken for tensors since `begin_measuring`, bytes of the device that are not
+    free now, by whomever). Zeros where there is no GPU.
 
     The allocator keeps what it once took: at the end of a turn, before `give_back`, the second is the turn's peak.
     """
     if device.type != "cuda":
         return 0, 0
     free, total = torch.cuda.mem_get_info(device)
-    return torch.cuda.max_memory_allocated(device), total - free
+    return torch.cuda.max_memory_reserved(device), total - free

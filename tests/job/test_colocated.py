@@ -5,6 +5,8 @@ Here the device is the CPU: what is parked or asleep has no memory there all the
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -59,6 +61,33 @@ def test_two_ranks_take_their_turn_together(tmp_path, popen, turns):
         run.finish(sets=["policy.ranks=2", f"run.colocated_offload={offload}"])
         found[offload] = run.losses()
     assert found["true"] == found["false"]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+def test_on_one_gpu_the_device_never_has_more_than_the_larger_side_and_the_numbers_are_the_same():
+    """The program that a machine without the rest of the suite's packages runs by itself."""
+    done = subprocess.run([sys.executable, "-m", "tests.trainer.turns_on_a_gpu"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.gpu
+def test_on_one_gpu_a_job_says_how_much_of_it_each_side_had(tmp_path, popen):
+    found = {}
+    for offload in ("true", "false"):
+        run = Run(tmp_path, popen, offload)
+        run.finish(sets=["policy.device=cuda", "rollout.device=cuda", f"run.colocated_offload={offload}",
+                         'policy.model="tiny:qwen3?hidden=1024&layers=16&heads=8&kv_heads=8&intermediate=4096&vocab=32&positions=32"'])
+        found[offload] = run
+    trained = [line for line in found["true"].metrics() if "staleness/max" in line]
+    weights = trained[0]["weights/bytes"]
+    for line in trained[1:]:
+        assert line["memory/policy_peak_bytes"] > 3 * weights and line["memory/rollout_peak_bytes"] > weights
+        for side in ("policy", "rollout"):  # two contexts, and nothing of the other side
+            assert line[f"memory/{side}_used_bytes"] < line[f"memory/{side}_peak_bytes"] * 1.05 + (2 << 30)
+    assert handed_over(found["true"])
+    assert not any("memory/rollout_peak_bytes" in line for line in found["false"].metrics())
+    assert "GPU policy " in found["true"].output.read_text()
 
 
 @pytest.mark.heavy

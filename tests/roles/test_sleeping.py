@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from cosmos_actor.roles.engine import KV_CACHE, WAKES, WEIGHTS, Asleep, EngineError, NoWeights, generate
 from cosmos_actor.roles.torch_engine import TorchEngine
+from cosmos_actor.trainer.model_weights import host_copies, named_tensors
+from cosmos_actor.trainer.models import load_model
 from cosmos_actor.trainer.policy import PolicyTrainer
 from cosmos_actor.weight_plane.digest import weights_digest
 from tests.roles.test_engine import items, make_engine, same, settings, weights_of
@@ -107,3 +110,21 @@ def test_a_version_that_does_not_fit_leaves_dropped_weights_void():
         engine.load_weights({}, 5, weights_digest({}))
     with pytest.raises(NoWeights):
         engine.begin(items(), settings())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", [1, 2])
+def test_on_a_gpu_it_leaves_nothing_behind_not_even_a_graph(level):
+    name = "tiny:qwen3?hidden=1024&layers=4&heads=8&kv_heads=8&intermediate=4096&vocab=32&positions=64"
+    engine = TorchEngine(load_model(name, device="cuda"), stop_ids=(2,), pad_id=0)
+    before, digest = engine.generate(items(), settings()), engine.read_back()  # under a CUDA graph
+    weights = host_copies(named_tensors(engine.model).items())
+    for version in range(2):
+        engine.sleep(level)
+        assert torch.cuda.memory_reserved() < 64 << 20
+        engine.wake([WEIGHTS])
+        if level == 2:
+            engine.load_weights(weights, version, digest)
+        engine.wake([KV_CACHE])
+        assert engine.read_back() == digest
+        assert all(same(a, b) for a, b in zip(engine.generate(items(), settings()), before, strict=True))

@@ -185,3 +185,37 @@ def test_a_load_and_a_reset_bring_a_parked_trainer_back(tmp_path: Path):
     trainer.park()
     trainer.reset()
     assert weights_digest(trainer.weights()) == weights_digest(trained(0).weights())
+
+
+def in_use() -> int:
+    return torch.cuda.memory_reserved()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_memory_is_free_meanwhile_and_the_bits_are_the_same():
+    fields = {"model": "tiny:qwen3?hidden=1024&layers=4&heads=8&kv_heads=8&intermediate=4096&vocab=32&positions=64",
+              "device": "cuda"}
+    trainer = trained(**fields)
+    digest, taken = weights_digest(trainer.weights()), in_use()
+    moments = [tensor.clone().cpu() for state in trainer.optimizer.state.values() for tensor in state.values()]
+    snapshot = trainer.snapshot()  # its copies may be under way when everything goes
+    assert snapshot is not None
+    moved = trainer.park()
+    assert moved > 3 * sum(p.numel() * 4 for p in trainer.model.parameters()) * 0.99
+    assert in_use() < 32 << 20 < taken
+    assert weights_digest(snapshot.arrays()) == digest
+    trainer.unpark()
+    assert weights_digest(trainer.weights()) == digest
+    after = [tensor.cpu() for state in trainer.optimizer.state.values() for tensor in state.values()]
+    assert all(torch.equal(one, other) for one, other in zip(moments, after, strict=True))
+    trainer.sft_step(batch_from_examples(EXAMPLES))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_bytes_wait_in_pinned_memory():
+    own, place = tensors("cuda"), ParkingPlace(torch.device("cuda"))
+    before = bits(own)
+    place.park(own)
+    assert all(slab.is_pinned() for slab in place._slabs)
+    place.unpark()
+    assert bits(own) == before

@@ -22,6 +22,11 @@ def process_state(pid: int) -> str:
     return STATES.get(letter, f"in state {letter}")
 
 
+def process_lives(pid: int) -> bool:
+    """Whether it may still hold anything; one that is stopped by a signal does."""
+    return process_state(pid) not in ("gone", STATES["Z"])
+
+
 def with_processes(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a run's head, with what the kernel says now about each process of this host."""
     here = socket.gethostname()

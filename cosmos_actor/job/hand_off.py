@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cosmos_actor.actors.messages import Member
+from cosmos_actor.actors.processes import process_lives
 from cosmos_actor.bus import BusError, Link
 from cosmos_actor.bus.errors import DeadlineExceeded, LinkClosed, PeerLost
 from cosmos_actor.job.turns import POLICY, ROLLOUT, Begin, Decision, HandOver, Side, Turns
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.9
 """Of `run.deadline_s`: whoever is waited for is named before the recipe's own wait ends without a name."""
+LEAVE = "to end what is in flight and leave the GPU"
 LOOK_S = 0.1
 """Between two looks for a rollout whose link is lost, and whose process may live."""
 
@@ -59,9 +62,8 @@ class HandOff:
         """What each ticket is for."""
         self._asked: dict[tuple[str, str], float] = {}
         """(what, actor) of a hand-over -> since when it is waited for."""
-        self._asleep: set[str] = set()
-        """Incarnations that have said so, and have not been told to wake since."""
-        self._woken: set[str] = set()
+        self._present: dict[str, Member] = {}
+        """Incarnation -> a rollout that may be on the device: it was told to come, and has not said that it left."""
         self._late: set[asyncio.Task[None]] = set()
         """Rollouts that came in the midst of their turn and are being woken."""
         self._failure: Exception | None = None
@@ -75,6 +77,9 @@ class HandOff:
         self._turn = next(self._serials)
         fleet, deadline_s = self._job.fleet, self._job.settings.run.deadline_s * SHARE
         await fleet.wait_for_members(POLICY, 1, deadline_s)  # by then it is known who else is there
+        for member in self._here():  # one that is not ready was never told to come
+            if member.ready:
+                self._present[member.incarnation] = member
         await self._rollouts_sleep()
         self._turns.handed(POLICY)  # type: ignore[arg-type]
 
@@ -151,31 +156,31 @@ class HandOff:
         for task in self._late:
             task.cancel()
         until = self._job.clock.monotonic() + self._job.settings.run.deadline_s * SHARE
-        await asyncio.gather(*(self._sleeps(actor, until) for actor in self._job.fleet.known(ROLLOUT)))
+        await asyncio.gather(*(self._sleeps(member, until) for member in list(self._present.values())))
 
-    async def _sleeps(self, actor: str, until: float) -> None:
-        fleet, now = self._job.fleet, self._job.clock.monotonic
-        with self._waiting("to end what is in flight and leave the GPU", actor):
-            while (incarnation := self._on_device(actor)) is not None:
-                if now() > until:
-                    raise self._late_error(actor, "to end what is in flight and leave the GPU")
-                link = fleet.links(ROLLOUT).get(actor)
-                if link is None or link.peer.incarnation != incarnation:
+    async def _sleeps(self, member: Member, until: float) -> None:
+        request = SleepRequest(self._epoch, self._turn, self._job.settings.rollout.sleep_level)
+        with self._waiting(LEAVE, member.actor):
+            while not self._is_gone(member):
+                if self._job.clock.monotonic() > until:
+                    raise self._late_error(member.actor, LEAVE)
+                link = self._job.fleet.links(ROLLOUT).get(member.actor)
+                if link is None or link.peer.incarnation != member.incarnation:
                     await asyncio.sleep(LOOK_S)
-                    continue
-                level = self._job.settings.rollout.sleep_level
-                over = await self._answer(link, SleepRequest(self._epoch, self._turn, level), until,
-                                          "to end what is in flight and leave the GPU")
-                if over is not None:
-                    self._asleep.add(incarnation)
+                elif (over := await self._answer(link, request, until, LEAVE)) is not None:
                     self._measured(over)
+                    break
+        self._present.pop(member.incarnation, None)
 
-    def _on_device(self, actor: str) -> str | None:
-        """The incarnation of `actor` that may have memory there. One that is not ready was never told to wake."""
-        member = self._job.fleet.known(ROLLOUT).get(actor)
-        if member is None or member.joined or member.incarnation in self._asleep:
-            return None
-        return member.incarnation if member.ready or member.incarnation in self._woken else None
+    def _is_gone(self, member: Member) -> bool:
+        """With its process. Who only keeps silent is no member any more, and has its memory still."""
+        known = self._job.fleet.known(ROLLOUT).get(member.actor)
+        if known is not None and known.incarnation == member.incarnation:
+            return False
+        return member.pid == os.getpid() or not process_lives(member.pid)
+
+    def _here(self) -> list[Member]:
+        return [member for member in self._job.fleet.known(ROLLOUT).values() if not member.joined]
 
     def _measured(self, over: TurnOver) -> None:
         if over.used_bytes:
@@ -186,16 +191,17 @@ class HandOff:
 
     async def _to_rollouts(self) -> None:
         await self._ask_policy(ParkRequest(self._epoch, self._turn), "to leave the GPU")
-        known, links = self._job.fleet.known(ROLLOUT), self._job.fleet.links(ROLLOUT)
-        here = [link for actor, link in links.items() if actor in known and not known[actor].joined]
-        await asyncio.gather(*(self._wakes(link) for link in here))
+        links = self._job.fleet.links(ROLLOUT)
+        await asyncio.gather(*(self._wakes(member, links[member.actor]) for member in self._here()
+                               if member.actor in links))
 
-    async def _wakes(self, link: Link) -> None:
+    async def _wakes(self, member: Member, link: Link) -> None:
         """Until it acts with the newest version, or is lost: when it is back it is woken again."""
-        job, actor = self._job, link.peer.actor
+        job, actor = self._job, member.actor
         until = job.clock.monotonic() + job.settings.run.deadline_s * SHARE
-        self._asleep.discard(link.peer.incarnation)
-        self._woken.add(link.peer.incarnation)
+        if link.peer.incarnation != member.incarnation:
+            return  # it has just died, and the next one is linked soon
+        self._present[member.incarnation] = member
         for part in (WEIGHTS, KV_CACHE):
             what = f"to have its {part} on the GPU"
             with self._waiting(what, actor):
@@ -216,13 +222,13 @@ class HandOff:
     def _on_joined(self, member: Member, link: Link) -> None:
         """A rollout of this host that comes in the rollouts' turn is woken; in the policy's it stays asleep."""
         if member.role == ROLLOUT and not member.joined and ROLLOUT in (self._turns.turn, self._turns.toward):
-            task = self._job.spawn(self._wakes_late(link))
+            task = self._job.spawn(self._wakes_late(member, link))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
 
-    async def _wakes_late(self, link: Link) -> None:
+    async def _wakes_late(self, member: Member, link: Link) -> None:
         try:
-            await self._wakes(link)
+            await self._wakes(member, link)
         except Exception as error:  # whatever it is: nobody waits for this one, and the job must hear of it
             self._failure = self._failure or error
 

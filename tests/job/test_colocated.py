@@ -114,12 +114,22 @@ def test_a_job_that_is_stopped_in_the_midst_of_a_hand_over_and_resumed_gives_the
     assert run.losses() == turns.losses() and run.balance()["balanced"]
 
 
-@pytest.mark.parametrize("phase", ["sleep", "wake"])
-def test_a_rollout_that_is_frozen_in_its_part_is_named(run, turns, monkeypatch, phase):
-    monkeypatch.setenv("STROKE", f"{phase}:rollout:freeze")
+def test_a_rollout_that_is_frozen_before_it_left_is_named_and_the_policy_does_not_come_beside_it(
+        run, turns, monkeypatch):
+    monkeypatch.setenv("STROKE", "sleep:rollout:freeze")
     begun = run.start(sets=[STRUCK, "run.deadline_s=20", "supervisor.heartbeat_s=300"])
     eventually(lambda: (run.directory / "struck").exists(), "the stroke", within_s=START_S)
-    struck = time.monotonic()
+    struck, step = time.monotonic(), run.step
     run.wait(begun, code=1)
-    assert time.monotonic() - struck < 60
-    assert "for rollout-0 to " in run.output.read_text().splitlines()[-2]
+    assert time.monotonic() - struck < 60 and run.step == step
+    said = run.output.read_text()
+    assert "rollout-0 is stuck" in said
+    assert "s for rollout-0 to end what is in flight and leave the GPU (setting `run.deadline_s`)" in said
+
+
+def test_a_frozen_rollout_that_the_supervisor_ends_holds_the_policy_up_until_then_and_changes_no_loss(
+        run, turns, monkeypatch):
+    monkeypatch.setenv("STROKE", "sleep:rollout:freeze")
+    run.finish(sets=[STRUCK, "supervisor.heartbeat_s=5"])
+    assert run.losses() == turns.losses() and run.balance()["balanced"]
+    assert [event["actor"] for event in run.events("restarting")] == ["rollout-0"]

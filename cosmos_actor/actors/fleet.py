@@ -39,8 +39,6 @@ DIAL_PAUSE_S = 0.5
 """Between two attempts. Without it an actor that refuses us is asked thousands of times a second."""
 MAX_ATTEMPTS = 20
 """Members that one question may outlive. A question that kills every member it meets must end as an error."""
-
-
 DISMISS_DEADLINE_S = 2.0
 """How long a dismissed actor may take to hear of it. What it holds is asked of others then."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from cosmos_actor.actors.errors import BadValue
 from cosmos_actor.actors.placement import Plan, RoleDemand, place
 from cosmos_actor.recipes.settings import RunSettings
+from cosmos_actor.roles.engines import SLEEPERS
 from cosmos_actor.simulator_bridge.messages import SIMULATOR
 
 TURNS_ANYWHERE = "COSMOS_ACTOR_TURNS_ANYWHERE"
@@ -70,7 +71,8 @@ def takes_turns(settings: RunSettings, placed: Plan) -> bool:
     """Whether the policy and the rollouts of this host have their GPUs in turn. Raises BadValue for settings that need
     both at once."""
     run = settings.run
-    together = run.placement == "colocated" and run.experience != SIMULATOR and settings.rollout.count > 0
+    together = (run.placement == "colocated" and run.experience != SIMULATOR and settings.rollout.count > 0
+                and settings.rollout.engine in SLEEPERS)
     held = {role: {device for one in placed.actors if one.role == role for device in one.devices}
             for role in ("policy", "rollout")}
     shared = bool(held["policy"] & held["rollout"]) or TURNS_ANYWHERE in os.environ

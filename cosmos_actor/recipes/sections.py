@@ -84,9 +84,8 @@ class RunSection(Settings):
         "per_role", "which roles share a process: every actor its own, or all in one")
     placement: Literal["colocated", "disaggregated"] = setting(
         "colocated", "which roles share devices: rollout on the policy's devices, or on its own")
-    colocated_offload: bool = setting(
-        True, "policy and rollouts on one GPU have its memory in turn, the other's waits on the host or is dropped; "
-        "false = both stay there, which must fit. Nothing for simulators, or without a GPU", resumable=True)
+    colocated_offload: bool = setting(True, "policy and rollouts of one GPU have its memory in turn; false = both stay "
+                                      "there, which must fit; nothing without a GPU or for simulators", resumable=True)
 
 
 class ArithmeticProblems(Settings):
@@ -141,9 +140,8 @@ class RolloutProcesses(ComputeSettings):
         "wait", "what becomes of texts under way when a version comes: wait = it comes after them; the others go on "
         "with it at once, every token telling its version: recompute = all that they were is read anew; abort = the "
         "same as new requests; keep = nothing is read anew, and log-probs are then those of no version")
-    sleep_level: Literal[1, 2] = setting(
-        2, "where an engine's weights are outside of its turn (run.colocated_offload): 1 = on the host; 2 = nowhere, "
-        "and the newest version is taken again in the next turn", resumable=True)
+    sleep_level: Literal[1, 2] = setting(2, "where an engine's weights are outside of its turn: 1 = on the host; 2 = "
+                                         "nowhere, the newest version is taken again in the next", resumable=True)
     probe_s: PositiveFloat = setting(
         300.0, "an engine that has not computed a token for so long after it took new weights (compiling included) is "
         "killed, and started anew", unit="s", resumable=True)

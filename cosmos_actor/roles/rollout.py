@@ -22,7 +22,7 @@ from cosmos_actor.roles.turn_taking import TurnOrder, Wakefulness, begin_measuri
 from cosmos_actor.roles.weights_holder import PutOff, WeightsHolder
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.swap import WeightsHeld
-from cosmos_actor.weight_plane.version import steps_of
+from cosmos_actor.weight_plane.version import Version, steps_of
 
 
 class RolloutRole(WeightsHolder):
@@ -50,6 +50,8 @@ class RolloutRole(WeightsHolder):
         super().hold_nothing()
         self.order, self.wakefulness = TurnOrder(), Wakefulness(awake=not self.context.takes_turns)
         self.engine: Any = None
+        self.dropped: Version | None = None
+        """What it held when it went to sleep, and holds no more."""
 
     def _make_engine(self) -> None:
         settings = self.context.settings
@@ -83,8 +85,12 @@ class RolloutRole(WeightsHolder):
     @follows(WEIGHTS_TOPIC)
     async def on_weights(self, manifest: Manifest) -> None:
         """See WeightsHolder.on_weights."""
-        if self.wakefulness.holds_weights:
-            await super().on_weights(manifest)
+        if not self.wakefulness.holds_weights:
+            return
+        if manifest.version == self.dropped and self.context.weights is not None:
+            self.context.weights.doubt(manifest.version)  # so that it can be pulled once more
+        self.dropped = None
+        await super().on_weights(manifest)
 
     async def take(self, manifest: Manifest, tensors: Mapping[str, np.ndarray]) -> WeightsHeld:
         """See WeightsHolder.take. Then the engine proves that it computes, or the process ends at `rollout.probe_s`.
@@ -123,9 +129,7 @@ class RolloutRole(WeightsHolder):
         begun, (peak, used) = self.context.clock.monotonic(), memory_used()
         self.engine.sleep(level)
         if level == 2 and self.held is not None:
-            assert self.context.weights is not None
-            self.context.weights.doubt(self.held.version)  # so that it can be pulled again
-            self.held = None
+            self.dropped, self.held = self.held.version, None
         return TurnOver(self.context.clock.monotonic() - begun, peak, used)
 
     def _wake(self, what: Sequence[str]) -> None:

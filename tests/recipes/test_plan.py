@@ -62,7 +62,7 @@ def turns(*flags: str, devices: tuple[str, ...] = ("0", "1")) -> bool:
     ((), True), (("run.colocated_offload=false",), False), (("run.placement=disaggregated",), False),
     (("policy.device=cpu", "rollout.device=cpu"), False), (("rollout.count=0",), False),
     (("policy.ranks=2", "rollout.count=2"), True), (("policy.ranks=2",), True), (("run.grouping=single",), True),
-    (("policy.devices=[1]", "rollout.devices=[1]"), True),
+    (("policy.devices=[1]", "rollout.devices=[1]"), True), (("rollout.engine=vllm",), False),
 ])
 def test_policy_and_rollouts_take_turns_where_they_share_a_gpu_unless_told_otherwise(flags, taken) -> None:
     assert turns(*flags) is taken

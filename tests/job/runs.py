@@ -72,8 +72,8 @@ class Run:
         """`up` to its end; the test fails with its output unless it exits with 0."""
         self.wait(self.start(*options, sets=sets))
 
-    def wait(self, process: subprocess.Popen[Any], *, code: int = 0) -> None:
-        assert process.wait(JOB_S) == code, self.output.read_text()
+    def wait(self, process: subprocess.Popen[Any], *, code: int = 0, within_s: float = JOB_S) -> None:
+        assert process.wait(within_s) == code, self.output.read_text()
 
     def stop_with_all_trained(self, process: subprocess.Popen[Any]) -> None:
         """Two more steps, a stop, and of all that was ever asked for nothing is left or was dropped."""

@@ -1,7 +1,9 @@
-"""The loop of grpo in a controller that strikes once, in the midst of a hand-over. Who is hit is stopped first, and so
-has been asked and has not answered when the stroke comes.
+"""The loop of grpo in a controller that strikes in the midst of hand-overs. Who is hit is stopped first, and so has been
+asked and has not answered when the stroke comes.
 
-    STROKE=phase:victim:blow    phase: park, wake, take, cache, sleep, unpark    blow: kill, freeze, stop (of the job)
+    STROKES=phase:victim:blow,…   phase: park, wake, take, cache, sleep, unpark   blow: kill, freeze, stop (of the job)
+
+One after the other, each two steps after the one before: between two of them there is a checkpoint.
 """
 
 from __future__ import annotations
@@ -50,11 +52,14 @@ def phase_of(request: Any) -> str:
 
 
 def strike(job: Job, now: str) -> None:
-    phase, victim, blow = os.environ["STROKE"].split(":")
-    mark = job.paths.root / "struck"
-    if now != phase or job.step_in_hand < FIRST_STEP or mark.exists():
+    mark, strokes = job.paths.root / "struck", os.environ["STROKES"].split(",")
+    done = mark.stat().st_size if mark.exists() else 0
+    if done == len(strokes) or job.step_in_hand < FIRST_STEP + 2 * done:
         return
-    mark.touch()
+    phase, victim, blow = strokes[done].split(":")
+    if now != phase:
+        return
+    mark.write_text("." * (done + 1))
     if blow == "stop":
         os.kill(os.getppid(), signal.SIGTERM)
         return

@@ -1,5 +1,5 @@
-"""The loop of grpo in a controller that strikes in the midst of hand-overs. Who is hit is stopped first, and so has been
-asked and has not answered when the stroke comes.
+"""The loop of grpo in a controller that strikes in the midst of hand-overs. Who is hit is stopped first, so it
+has been asked and has not answered when the stroke comes.
 
     STROKES=phase:victim:blow,…   phase: park, wake, take, cache, sleep, unpark   blow: kill, freeze, stop (of the job)
 

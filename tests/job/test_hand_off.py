@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from cosmos_actor.actors.context import Context
 from cosmos_actor.actors.fleet import StateLost
 from cosmos_actor.actors.role import Role, handles
 from cosmos_actor.bus.errors import DeadlineExceeded, RemoteError
+from cosmos_actor.job import hand_off as module
 from cosmos_actor.job.hand_off import side_of
 from cosmos_actor.roles.messages import (
     Generation,
@@ -311,3 +313,20 @@ def test_only_what_needs_the_device_waits_for_a_turn():
     assert side_of("policy", MendRequest(0, 1)) is None
     assert side_of("rollout", GenerationRequest([], 0, 0, False, 1.0)) == "rollout"
     assert side_of("reward", object()) is side_of("replay_buffer", RestoreRequest(None, 0, 0)) is None
+
+
+def test_one_that_only_keeps_silent_is_waited_for_until_its_process_is_gone(small, device, monkeypatch):
+    """The head takes it for lost, and its memory is where it was."""
+    lives = [True]
+    monkeypatch.setattr(module, "os", SimpleNamespace(getpid=lambda: -1))  # here all actors are of one process
+    monkeypatch.setattr(module, "process_lives", lambda pid: lives[0])
+    generate(small).resolve(10.0)
+    small.do(small.cluster.crash, "rollout-0", "no heartbeat for 10 s")
+    eventually(lambda: not small.job.fleet.links("rollout"), "the end of its link")
+    asked = update(small)
+    eventually(lambda: small.job.questions(), "the hand-over to wait for it")
+    time.sleep(0.3)
+    assert "policy unparks" not in device.log
+    device.dies("rollout-0")
+    lives[0] = False
+    asked.resolve(10.0)

@@ -47,6 +47,16 @@ def test_a_step_is_one_line_with_the_time_that_each_side_waited(journal, clock, 
     assert line["wait/rollout"] == 1.0 and line["wait/policy"] == 1.5 and line["time/update"] == 0.5
 
 
+def test_of_a_peak_the_highest_of_the_step_counts(journal, clock, tmp_path):
+    journal.begin(1)
+    for value in (3, 7, 5):
+        journal.highest("memory/rollout_peak_bytes", value)
+    journal.finish(rollouts=1)
+    walk(journal, clock, 2)
+    first, second = read_json_lines(tmp_path / "metrics.jsonl")
+    assert first["memory/rollout_peak_bytes"] == 7 and "memory/rollout_peak_bytes" not in second
+
+
 def test_two_rollouts_share_the_generating(journal, clock, tmp_path):
     journal.begin(1)
     clock.time += 1.0

@@ -259,3 +259,28 @@ def test_an_alarm_is_told_and_counted_and_the_policy_is_asked_to_look_once(weigh
         "weights_alarm", "weights_mended"]
     assert told[0][1]["tensor"] == "norm" and told[2][1] == {
         "step": 1, "tensors": ["norm"], "count": 1, "frozen": False}
+
+
+def test_one_that_is_awake_again_is_told_again_and_what_it_held_before_does_not_count(weights):
+    report(weights, 1, ("digest 1", ""))
+    link = weights._job.fleet
+    link.lost = None
+    weights.announce_again(link)
+    assert link.published[-1] == manifest(1) and not weights._holds_newest("rollout-0")
+
+    async def run() -> None:
+        waiting = asyncio.ensure_future(weights.until_held_at(link))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await weights._on_report(WeightsReport("rollout-0", 0, 1, "digest 1", ""), link)
+        await asyncio.wait_for(waiting, 5.0)
+        weights.announce_again(link)
+        link.lost = "killed"
+        await asyncio.wait_for(weights.until_held_at(link), 5.0)
+
+    asyncio.run(run())
+
+
+def test_before_anything_is_published_nobody_is_waited_for(weights):
+    weights._job.fleet.lost = None
+    asyncio.run(weights.until_held_at(weights._job.fleet))

@@ -164,7 +164,9 @@ class TorchEngine:
             raise EngineError("sequences are in flight, and an engine that goes to sleep has nowhere to keep them")
         if WEIGHTS in self._awake:
             brought = [one for one in named_tensors(self.model).values() if isinstance(one, torch.nn.Parameter)]
-            self._parking.park([*self.model.parameters(), *self.model.buffers()], void=brought if level == 2 else ())
+            known = {id(one) for one in brought}
+            base = [one for one in self.model.parameters() if id(one) not in known]  # of an adapter
+            self._parking.park([*brought, *self.model.buffers()], constant=base, void=brought if level == 2 else ())
             if level == 2:
                 self.held, self._void = HeldWeights(version=-1, digest=""), True
         self._awake.clear()

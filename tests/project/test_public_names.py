@@ -80,6 +80,7 @@ IMPLEMENTED = {
     "cosmos_actor.actors.handle:Handle": "cancel done resolve value",
     "cosmos_actor.roles.driver:Driver": "collect interrupt statistics",
     "cosmos_actor.roles.engine:RolloutEngine": "begin drop held in_flight load_weights read_back statistics step",
+    "cosmos_actor.roles.engine:Sleeper": "sleep wake",
     "cosmos_actor.roles.task:Task": "answer problem reward",
     "cosmos_actor.simulator_bridge.contract:Environment": "close expert observe reset step success",
     "cosmos_actor.simulator_bridge.contract:SimSession": "close expert observe reset step",

@@ -82,4 +82,7 @@ def takes_turns(settings: RunSettings, placed: Plan) -> bool:
         raise BadValue(f"run.max_staleness = {run.max_staleness} generates while it trains, and on one GPU they take "
                        "turns: 0, or run.colocated_offload = false if both fit, or run.placement = \"disaggregated\"",
                        setting="run.max_staleness")
+    if settings.weights.transport == "cuda_ipc":
+        raise BadValue("weights.transport = \"cuda_ipc\" keeps versions on the GPU that the rollouts have in turn:"
+                       " \"auto\", or run.colocated_offload = false if both fit", setting="weights.transport")
     return True

@@ -13,7 +13,7 @@ ENGINES = {
     TORCH: "cosmos_actor.roles.torch_engine:TorchEngine",
     VLLM: "cosmos_actor.roles.vllm_engine:VllmEngine",
 }
-SLEEPERS = frozenset({TORCH})
+SLEEPERS = frozenset({TORCH, VLLM})
 """Those that are an `engine.Sleeper`: the others have their device for themselves, or none."""
 VLLM_LEAST_TEMPERATURE = 0.01
 """vLLM takes what is below, and is not 0, for this, and says so in its log only."""

@@ -92,6 +92,8 @@ class PolicyRole(StatefulRole):
 
     def _make_publishing(self, in_budget: int) -> HostPublishing | DevicePublishing:
         settings = self.context.settings
+        if self.context.takes_turns:  # what lies on the GPU then is the rollouts' to use
+            return HostPublishing(self.context, self.store, in_budget)
         device = self.trainer.world.device if settings.run.experience == "text" else None
         there, why = from_device(settings, "cpu" if device is None else device.type)
         if there or (device is not None and device.type == "cuda"):

@@ -98,7 +98,8 @@ class VllmEngine:
             dtype=policy.publish_dtype, logprobs_mode=vllm_logprobs_mode(rollout), threads=rollout.threads,
             sequences=rollout.chunk_prompts * rollout.samples_per_prompt, device=rollout.device,
             tensor_parallel=rollout.tensor_parallel, gpu_memory=rollout.gpu_memory, cuda_graphs=rollout.cuda_graphs,
-            sleeping=settings.run.placement == "colocated", quantization=rollout.quantization,
+            sleeping=settings.run.placement == "colocated" and settings.run.colocated_offload,
+            quantization=rollout.quantization,
             lora_rank=policy.lora.rank if adapted else 0, lora_targets=policy.lora.targets if adapted else ())
         return cls(policy.model, stop_ids=load_tokenizer(policy.model).stop_ids, wanted=wanted,
                    on_new_weights=rollout.on_new_weights, joining=settings.run.max_staleness > 0,

@@ -62,7 +62,7 @@ def turns(*flags: str, devices: tuple[str, ...] = ("0", "1")) -> bool:
     ((), True), (("run.colocated_offload=false",), False), (("run.placement=disaggregated",), False),
     (("policy.device=cpu", "rollout.device=cpu"), False), (("rollout.count=0",), False),
     (("policy.ranks=2", "rollout.count=2"), True), (("policy.ranks=2",), True), (("run.grouping=single",), True),
-    (("policy.devices=[1]", "rollout.devices=[1]"), True), (("rollout.engine=vllm",), False),
+    (("policy.devices=[1]", "rollout.devices=[1]"), True), (("rollout.engine=vllm",), True),
 ])
 def test_policy_and_rollouts_take_turns_where_they_share_a_gpu_unless_told_otherwise(flags, taken) -> None:
     assert turns(*flags) is taken
@@ -87,6 +87,12 @@ def test_samples_ahead_of_the_weights_and_turns_exclude_each_other_in_one_line()
     assert turns("run.max_staleness=1", "run.colocated_offload=false") is False
     assert turns("run.max_staleness=1", devices=()) is False
     assert turns("run.max_staleness=1", "run.placement=disaggregated") is False
+
+
+def test_versions_that_stay_on_the_gpu_and_turns_exclude_each_other_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"cuda_ipc.* keeps versions on the GPU .* run\.colocated_offload = false"):
+        turns("weights.transport=cuda_ipc")
+    assert turns("weights.transport=cuda_ipc", "run.colocated_offload=false") is False
 
 
 @pytest.mark.parametrize("recipe", recipe_names())

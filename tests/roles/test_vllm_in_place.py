@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_actor.roles.newer_weights import first_not_finite, offered_digest
+from cosmos_actor.roles.newer_weights import first_not_finite
 from cosmos_actor.roles.vllm_in_place import BUCKET_BYTES, InPlace, _buckets
 from cosmos_actor.roles.vllm_weights import NotFoundInVllm, Place, TwoMatrices, locate
 from cosmos_actor.weight_plane.device_digest import array_of, tensor_digest_on, weights_digest_on
 from cosmos_actor.weight_plane.digest import weights_digest
+from cosmos_actor.weight_plane.flat import digest_offered
 
 HEADS = "vllm.model_executor.layers.vocab_parallel_embedding"
 
@@ -139,7 +140,7 @@ def test_tensors_are_compared_with_their_digest_where_they_are() -> None:
     tensors = version(1) | {"half": torch.ones(3, 2, dtype=torch.bfloat16)}
     arrays = {name: array_of(tensor) for name, tensor in tensors.items()}
     mixed = arrays | {"q_proj.weight": tensors["q_proj.weight"], "half": tensors["half"]}
-    assert offered_digest(tensors) == offered_digest(arrays) == offered_digest(mixed) == weights_digest(arrays)
+    assert digest_offered(tensors) == digest_offered(arrays) == digest_offered(mixed) == weights_digest(arrays)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -159,4 +160,4 @@ def test_a_version_of_the_host_reaches_a_gpu_through_pinned_memory() -> None:
     on_device = {name: tensor.cuda() for name, tensor in version(2).items()}
     mixed = version(2) | {name: on_device[name] for name in list(on_device)[::2]}
     assert writer.load(mixed, 2, "") == weights_digest_on(version(2))
-    assert first_not_finite(mixed) == "" and offered_digest(mixed) == weights_digest_on(version(2))
+    assert first_not_finite(mixed) == "" and digest_offered(mixed) == weights_digest_on(version(2))

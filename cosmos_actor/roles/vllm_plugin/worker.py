@@ -9,12 +9,13 @@ from typing import Any
 
 from cosmos_actor.roles.vllm_plugin import register
 from cosmos_actor.roles.vllm_plugin.lives import die_with_parent
-from cosmos_actor.roles.vllm_plugin.names import forget_names, mark_names
+from cosmos_actor.roles.vllm_plugin.names import forget_names, mark_communicators, mark_names
 from cosmos_actor.weight_plane.reshard import Box
 
 register()
 die_with_parent()
-mark_names()  # vLLM makes its queues after this
+mark_names()  # vLLM makes its queues and communicators after this
+mark_communicators()
 
 
 class Extension:

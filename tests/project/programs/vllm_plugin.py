@@ -106,7 +106,8 @@ def tensors(weights: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 def mapped_names() -> list[str]:
     """Of shared memory that this process or a child of it maps, and that can still be found."""
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    maps = {line.split()[-1] for process in family for line in open(f"/proc/{process.pid}/maps") if "/psm_" in line}
+    maps = {line.split()[-1] for process in family for line in open(f"/proc/{process.pid}/maps")
+            if "/psm_" in line or "cpushm" in line}
     return sorted(path for path in maps if os.path.exists(path))
 
 

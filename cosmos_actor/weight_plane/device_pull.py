@@ -94,8 +94,8 @@ class DevicePull:
             with aside(device):  # the zeros are there when this ends, and do not come over what is fetched
                 return Flat(layout, device)
         except NoDeviceMemory as error:
-            raise WeightError(f"a version of {layout.nbytes} bytes does not fit beside what else is on {device};"
-                              " \"shm\" takes it into the host's memory", setting="weights.transport") from error
+            raise WeightError(f"a version of {layout.nbytes} bytes does not fit beside what else is on {device}; with"
+                              " \"shm\" it comes to the host's memory", setting="weights.transport") from error
 
     def _left(self, manifest: Manifest, until: float, deadline_s: float) -> float:
         left = until - asyncio.get_running_loop().time()

@@ -12,8 +12,11 @@ import numpy as np
 import torch
 
 from cosmos_actor.actors.trajectory import TrajectoryGroup
+from cosmos_actor.trainer.device_snapshots import DeviceSnapshots
 from cosmos_actor.trainer.ranks import RankedTrainer, follow, own_rank
 from cosmos_actor.weight_plane.digest import weights_digest
+from cosmos_actor.weight_plane.flat import digest_offered
+from cosmos_actor.weight_plane.flat_pool import FlatPool
 from tests.trainer.make import EXAMPLES, make_engine, make_settings, sample_groups
 
 CORRECTED = {"old_logprobs": "recomputed", "correction": {"level": "sequence", "cap": 1.2}}
@@ -47,6 +50,9 @@ def lead(trainer: RankedTrainer, directory: Path) -> None:
     digest = weights_digest(trainer.weights())
     snapshot = trainer.snapshot()  # by the first rank, gathered by all
     assert weights_digest(snapshot.arrays()) == digest
+    trainer.snapshots_by(DeviceSnapshots(FlatPool(trainer.world.device)))
+    on_device = trainer.snapshot()
+    assert digest_offered(on_device.arrays()) == digest
     trainer.reset()
     trainer.load(directory / "policy")
     resumed = [_after_a_park(trainer, lambda: trainer.grpo_step(groups)),
@@ -56,6 +62,7 @@ def lead(trainer: RankedTrainer, directory: Path) -> None:
     for before, after in zip(straight, resumed, strict=True):
         assert before["loss/total"] == after["loss/total"], (before, after)
     assert weights_digest(trainer.weights()) == weights_digest(snapshot.arrays()) == digest
+    assert digest_offered(on_device.arrays()) == digest_offered(trainer.snapshot().arrays()) == digest
     np.savez(directory / "weights.npz", **trainer.weights())
     np.savez(directory / "logprobs.npz", *trainer.logprobs(groups))
     measured = [straight[0][name] for name in sorted(straight[0]) if name.startswith(("mismatch/", "correction/"))]

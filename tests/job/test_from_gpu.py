@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.job.runs import Run
+from tests.job.runs import Run, kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 AS_IF = """
@@ -63,13 +63,24 @@ def test_a_job_whose_versions_stay_on_the_device_trains_as_one_that_brings_them_
     assert all(event["digest"] == event["published"] for event in run.events("weights_taken"))
 
 
+@pytest.mark.parametrize("actor", ["policy-0", "rollout-0"])
+def test_either_end_that_is_killed_comes_back_and_the_job_ends_as_if_nothing_had_happened(
+        run: Run, uninterrupted: Run, as_if: list[str], actor: str):
+    process = run.start(sets=as_if)
+    run.until_step(6)
+    kill(run.pid(actor))
+    run.wait(process)
+    assert [event["actor"] for event in run.events("restarting")] == [actor]
+    assert run.losses() == uninterrupted.losses()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("placement", "way"), [("colocated", "cuda_ipc"), ("disaggregated", "nccl")])
 def test_a_job_on_gpus_takes_its_versions_from_gpu_to_gpu(run: Run, placement: str, way: str):
     torch = pytest.importorskip("torch")
     if placement == "disaggregated" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    run.finish(sets=["policy.device=cuda", "rollout.device=cuda", f"run.placement={placement}"])
+    run.finish(sets=["policy.device=cuda", "rollout.device=cuda", "reference.device=cpu", f"run.placement={placement}"])
     told = logs(run)
     assert "weights are published from the GPU: every rollout is on this host" in told
     assert f"weights come by {way}: " in told

@@ -35,12 +35,12 @@ lint: $(VENV)/.stamp-dev  ## ruff everywhere, mypy --strict on bus/
 
 heavy: heavy-components heavy-rest  ## The suites with real components: vLLM, LIBERO, CPython 3.8, the installed wheel, kill -9 of everything
 
-# Each with an environment of its own and no tight deadline: two at a time.
+# Two files at a time. Components have environments of their own and no tight deadline.
 heavy-components: $(VENV)/.stamp-dev
 	$(PYTEST) -m 'components and not gpu' -n 2 --dist loadfile $(ARGS)
 
 heavy-rest: $(VENV)/.stamp-dev
-	$(PYTEST) -m '(slow or heavy) and not gpu and not components' $(ARGS)
+	$(PYTEST) -m '(slow or heavy) and not gpu and not components' -n 2 --dist loadfile $(ARGS)
 
 # Ray lives in an environment of its own: nothing of the project may depend on it.
 bench: $(VENV)/.stamp-dev $(VENV)-ray/.stamp  ## The bus and the bulk plane against raw pyzmq, Ray and memcpy in one run

@@ -13,7 +13,7 @@ from cosmos_actor.trainer.model_weights import load_whole, weights_digest_of
 from tests.project.programs.adapters import LORA, adapter, trained
 from tests.project.test_vllm import CLOSE, QWEN3, python, told  # noqa: F401
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(2400), pytest.mark.components]
 FAR = 0.02
 """nats: the base alone, or another version, is further from an adapter's log-probs than this."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import signal
 import subprocess
 import sys
@@ -42,6 +43,7 @@ class Publisher:
     def stop(self) -> None:
         """Alive, and silent."""
         self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # until it has: on a busy machine it may answer once more before
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from pydantic.fields import FieldInfo
 
 from cosmos_actor.actors.settings import Settings, setting
 from cosmos_actor.recipes.sections import (
-    NODE,
     BulkSection,
     BusSection,
     CriticSection,
@@ -24,11 +23,11 @@ from cosmos_actor.recipes.sections import (
     RewardSection,
     RolloutSection,
     RunSection,
-    SimulatorSection,
     SupervisorSection,
     WeightsSection,
     field_notes,
 )
+from cosmos_actor.recipes.simulator_section import NODE, SimulatorSection
 from cosmos_actor.roles.engines import engine_disagreements
 from cosmos_actor.trainer.control_settings import ControlSettings
 

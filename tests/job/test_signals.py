@@ -52,7 +52,7 @@ def test_in_another_thread_nothing_is_changed() -> None:
 
 def test_before_the_first_step_of_a_life_a_stop_ends_every_wait_and_later_it_waits_for_the_step() -> None:
     job = object.__new__(Job)
-    job._ended, job.stop_asked, job._begun = None, ["asked to stop"], False
+    job._ended, job._hand_off, job.stop_asked, job._begun = None, None, ["asked to stop"], False
     job.fleet, job.weights = SimpleNamespace(lost=None), SimpleNamespace(check=lambda: None)
     with pytest.raises(StopAsked, match="asked to stop"):
         job.check_interrupted()

@@ -218,7 +218,7 @@ def test_targets_that_can_have_no_adapter_are_refused(targets, line: str) -> Non
 
 
 @pytest.mark.parametrize(("recipe", "flags", "line"), [
-    ("grpo-arithmetic", ["rollout.engine=vllm"], r"policy\.lora\.publish = \"merged\""),
+    ("grpo-arithmetic", ["rollout.engine=vllm", "rollout.tensor_parallel=2"], r"policy\.lora\.publish = \"merged\""),
     ("ppo-cartpole", [], r"policy\.lora\.rank = 4"),
 ])
 def test_who_can_not_take_an_adapter_is_refused_by_name(recipe: str, flags: list[str], line: str) -> None:

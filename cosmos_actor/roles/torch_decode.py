@@ -118,7 +118,8 @@ class GraphDecoder:
         self._graph = torch.cuda.CUDAGraph()
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)
-        with torch.cuda.graph(self._graph):
+        # Other threads go on meanwhile: one may map and copy the next version, which the default mode forbids them all.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._logits = self._advance()
 
     def _advance(self) -> torch.Tensor:

@@ -19,9 +19,9 @@ from cosmos_actor.weight_plane.flat_pool import FlatPool, Hold, NoFreeBuffer
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.version import Version
 
-ROOM_WITHIN_S = 20.0
-"""For the next snapshot. Who is in the midst of a broadcast of a version that was freed loses it at once; longer than
-this takes only a GPU that hangs."""
+ROOM_WITHIN_S = 30.0
+"""For the next snapshot. Who is in the midst of a broadcast of a version that was freed loses it at once, and who makes
+a group for it has `pair.SETUP_S`; longer than this takes only a GPU that hangs."""
 
 
 class Server(Protocol):

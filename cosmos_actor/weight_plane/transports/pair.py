@@ -46,21 +46,26 @@ millisecond, and to wait for each would leave the wire idle for a tenth of it.""
 SPIN_S = 0.005
 """A bucket of 16 MiB takes 50 microseconds between two GPUs: a sleep would be most of it."""
 LOOK_S = 0.0001
+LOST_LOOK_S = 0.1
+"""Between two looks whether the other end of a group that is being made is gone."""
 THROWN_AWAY_AFTER_S = 2.0
 """A group that is not torn down by then is left to its own thread."""
 _MEETING = struct.Struct("<H16s")
-NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-"""Its watchdog ends the whole process when a member is lost; that is ours to decide, and only of this group."""
+NCCL_ENVIRONMENT = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+                    "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""No watchdog: when a member is lost it would end the whole process, or have the watchdog of the trainer's own group do
+so. That is ours to decide, and only of this group. (The first has no watchdog begun; the others are for one that is.)"""
 
 
 class PairGroup:
     """Two members. Making it and every broadcast end within a bound, or raise TransportLost and leave it unusable."""
 
-    def __init__(self, backend: str, store: Any, rank: int, host: str, device: torch.device) -> None:
-        """`host`: the address of this end, where Gloo listens for the other."""
-        self._device = device
+    def __init__(self, backend: str, store: Any, rank: int, host: str, device: torch.device,
+                 lost: Callable[[], bool]) -> None:
+        """`host`: the address of this end, where Gloo listens for the other. `lost`: see `broadcast`."""
+        self._device = device = numbered(device)
         self._group = _within(SETUP_S, f"a {backend} group of two",
-                              lambda: _make(backend, store, rank, host, device))
+                              lambda: _make(backend, store, rank, host, device), lost)
         self.broken = False
 
     def broadcast(self, tensor: torch.Tensor, lost: Callable[[], bool], silent_s: float = GIVER_SILENT_S,
@@ -87,8 +92,7 @@ class PairGroup:
             raise
 
     def _begin(self, piece: torch.Tensor, silent_s: float) -> Any:
-        options = distributed.BroadcastOptions()
-        options.rootRank, options.rootTensor = GIVER, 0
+        options = _broadcast_of_giver()
         options.timeout = timedelta(seconds=PIECES_AHEAD * bound_s(piece.nbytes, silent_s))
         return self._group.broadcast([piece], options)
 
@@ -152,7 +156,7 @@ class _PairTurn:
 
         def make() -> None:
             prefixed = distributed.PrefixStore(name.hex(), store)
-            self._group = PairGroup(backend, prefixed, GIVER, host, self._giving.device)
+            self._group = PairGroup(backend, prefixed, GIVER, host, self._giving.device, lambda: gone(self._asker))
 
         return _MEETING.pack(store.port, name), make
 
@@ -161,9 +165,13 @@ def take_part(backend: str, meeting: bytes, connection: socket.socket, device: t
     """The taker's side of the group that the giver's answer `meeting` describes."""
     port, name = _MEETING.unpack(meeting)
     giver, here = connection.getpeername()[0], connection.getsockname()[0]
+
+    def lost() -> bool:
+        return gone(connection)
+
     store = _within(SETUP_S, f"the giver's store at {giver}:{port}", lambda: distributed.TCPStore(
-        giver, port, 2, False, timedelta(seconds=SETUP_S), wait_for_workers=False))
-    return PairGroup(backend, distributed.PrefixStore(name.hex(), store), TAKER, here, device)
+        giver, port, 2, False, timedelta(seconds=SETUP_S), wait_for_workers=False), lost)
+    return PairGroup(backend, distributed.PrefixStore(name.hex(), store), TAKER, here, device, lost)
 
 
 def bound_s(nbytes: int, silent_s: float) -> float:
@@ -187,11 +195,12 @@ def _await(work: Any, piece: torch.Tensor, lost: Callable[[], bool], silent_s: f
 
 
 def gone(connection: socket.socket) -> bool:
-    """Whether the other end hung up, or its process ended."""
-    readable, _, _ = select.select([connection], [], [], 0)
+    """Whether the other end hung up, or its process ended; also behind asks of it that nobody has read yet."""
+    poll = select.poll()
     try:
-        return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
-    except OSError:
+        poll.register(connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):  # closed at this end
         return True
 
 
@@ -206,6 +215,11 @@ def unusable(backend: str, device: torch.device) -> str:
     return "" if device.type == "cuda" and torch.cuda.is_available() else f"nccl wants a GPU, this end is on {device}"
 
 
+def numbered(device: torch.device) -> torch.device:
+    """With its number: a thread begins on GPU 0, whichever its process computes on, and NCCL wants to be told."""
+    return torch.device("cuda", gpu_number()) if device.type == "cuda" and device.index is None else device
+
+
 def gpu_number() -> int:
     """Of the GPU that this process computes on, among those that it sees."""
     return int(torch.cuda.current_device())
@@ -218,6 +232,12 @@ def gpu() -> str:
     return str(torch.cuda.get_device_properties(gpu_number()).uuid)
 
 
+def _broadcast_of_giver() -> Any:
+    options = distributed.BroadcastOptions()
+    options.rootRank, options.rootTensor = GIVER, 0
+    return options
+
+
 def _make(backend: str, store: Any, rank: int, host: str, device: torch.device) -> Any:
     if backend == "gloo":
         options = distributed.ProcessGroupGloo._Options()
@@ -228,7 +248,11 @@ def _make(backend: str, store: Any, rank: int, host: str, device: torch.device) 
     with _environment(NCCL_ENVIRONMENT):
         nccl = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)  # beside a training step
         nccl._timeout = timedelta(days=1)  # Ours are shorter, and end the group alone.
-        return distributed.ProcessGroupNCCL(store, rank, 2, nccl)
+        group = distributed.ProcessGroupNCCL(store, rank, 2, nccl)
+    with aside(device):
+        # NCCL makes its communicator at the first collective, and waits for the other member without a bound.
+        group.broadcast([torch.zeros(1, dtype=torch.uint8, device=device)], _broadcast_of_giver()).wait()
+    return group
 
 
 @contextmanager
@@ -246,8 +270,9 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _within(limit_s: float, what: str, make: Callable[[], Any]) -> Any:
-    """`make()`, on a daemon thread that is left behind when it takes longer. Raises TransportLost."""
+def _within(limit_s: float, what: str, make: Callable[[], Any], lost: Callable[[], bool]) -> Any:
+    """`make()`, on a daemon thread that is left behind when it takes longer or the other end is lost meanwhile: what it
+    waits for may never come. Raises TransportLost."""
     made: list[Any] = []
     failed: list[BaseException] = []
 
@@ -259,7 +284,11 @@ def _within(limit_s: float, what: str, make: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=run, name="pair-begin", daemon=True)
     thread.start()
-    thread.join(limit_s)
+    until = time.monotonic() + limit_s
+    while thread.is_alive() and time.monotonic() < until:
+        thread.join(LOST_LOOK_S)
+        if thread.is_alive() and lost():
+            raise TransportLost(f"{what} was not made: the other end is gone")
     if failed:
         raise TransportLost(f"{what} was not made: {_first_line(failed[0])}") from failed[0]
     if not made:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,8 @@ from tests.weight_plane.models import large_model
 from .tools import DEADLINE_S, QUICK, Publisher
 
 torch = pytest.importorskip("torch")
+from cosmos_actor.weight_plane.transports import pair  # noqa: E402
+from cosmos_actor.weight_plane.transports.pair import gone  # noqa: E402
 from cosmos_actor.weight_plane.transports.paired import PairTransport  # noqa: E402
 
 
@@ -154,6 +157,24 @@ def test_a_process_whose_other_member_is_lost_still_ends(popen, publisher, end):
 def test_a_publisher_that_gives_by_streams_only_says_so(popen, transport):
     with pytest.raises(BusError, match="by streams only"):
         fetch(transport, Publisher(popen).publish(1).buckets[0])
+
+
+def test_who_hung_up_behind_asks_that_were_not_read_is_gone():
+    near, far = socket.socketpair()
+    assert not gone(near)
+    far.sendall(b"an ask")
+    assert not gone(near)
+    far.close()
+    assert gone(near)
+    near.close()
+    assert gone(near)
+
+
+def test_a_group_whose_other_end_is_lost_is_not_waited_for():
+    begun = time.monotonic()
+    with pytest.raises(TransportLost, match="a group was not made: the other end is gone"):
+        pair._within(20.0, "a group", lambda: time.sleep(3), lambda: time.monotonic() > begun + 0.2)
+    assert time.monotonic() - begun < 2
 
 
 def test_a_backend_that_is_not_there_is_named(publisher):

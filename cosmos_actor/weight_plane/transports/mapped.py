@@ -14,7 +14,6 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -35,6 +34,8 @@ from cosmos_actor.weight_plane.transports.raw_connection import RawConnection
 
 IDLE_S = 60.0
 """Without work for so long the connection, and what is mapped, is given up: the server would hang up later."""
+ASKED_AHEAD = 16
+"""Buckets asked for at a time: a copy within a GPU takes little longer than a question and its answer."""
 LOOK_S = 1.0
 """Between two looks whether the publisher is gone: what is mapped of it keeps a whole version of a GPU's memory taken,
 which its successor may need."""
@@ -51,7 +52,7 @@ class MappedTransport:
     async def fetch_into(self, ref: BulkRef, target: torch.Tensor, *, deadline_s: float) -> None:
         """See `DeviceTransport.fetch_into`."""
         storage_dtype(ref, self.settings.max_array_bytes)
-        await self._do(ref, lambda talk: talk.copy(ref, target), deadline_s)
+        await self._do(ref, target, deadline_s)
         self.counts["copied"] += 1
         self.counts["copied_bytes"] += ref.nbytes
 
@@ -66,7 +67,7 @@ class MappedTransport:
 
     async def lives(self, ref: BulkRef, *, deadline_s: float) -> None:
         """See `DeviceTransport.lives`."""
-        await self._do(ref, lambda talk: talk.ask(wire.LIVES, ref), deadline_s)
+        await self._do(ref, None, deadline_s)
 
     def check(self, ref: BulkRef) -> None:
         """What was copied stays; whether it was still there to be copied, `lives` tells."""
@@ -79,12 +80,12 @@ class MappedTransport:
             talk.leave()
         self._talks.clear()
 
-    async def _do(self, ref: BulkRef, what: Callable[[_Talk], object], deadline_s: float) -> None:
+    async def _do(self, ref: BulkRef, target: torch.Tensor | None, deadline_s: float) -> None:
         talk = self._talks.get(ref.address)
         if talk is None or not talk.take_on():
             talk = self._talks[ref.address] = _Talk(self, ref.address)
             talk.take_on()
-        wish = _Wish(ref, what)
+        wish = _Wish(ref, target)
         talk.wishes.put(wish)
         try:
             if await wish.outcome.wait(deadline_s):
@@ -99,10 +100,20 @@ class MappedTransport:
 
 
 class _Wish:
-    def __init__(self, ref: BulkRef, what: Callable[[_Talk], object]) -> None:
-        self.ref, self.what = ref, what
-        self.ended = False
+    """A bucket into `target`, or without one whether it is still there."""
+
+    def __init__(self, ref: BulkRef, target: torch.Tensor | None) -> None:
+        self.ref, self.target = ref, target
+        self.kind = wire.LIVES if target is None else wire.HANDLE
+        self.told = self.ended = False
         self.outcome: Outcome[None] = Outcome()
+
+    def tell(self, error: BusError | None) -> None:
+        self.told = True
+        if error is None:
+            self.outcome.bring(None)
+        else:
+            self.outcome.fail(error)
 
 
 class _Talk:
@@ -134,53 +145,76 @@ class _Talk:
         if connection is not None:
             connection.close()
 
-    def ask(self, kind: int, ref: BulkRef) -> bytes:
-        """What the publisher says. Raises BulkGone for a No."""
-        if self._connection is None:
-            self.doing = f"{self._address} was dialled"
-            self._connection = RawConnection(self._address, self._transport.settings.overdue_s)
-        self.doing = "the publisher was asked for it"
-        return self._connection.text(self._connection.ask(kind, ref, 0, ref.nbytes), ref)
-
-    def copy(self, ref: BulkRef, target: torch.Tensor) -> None:
-        flat, bucket, handle = _unpacked(self.ask(wire.HANDLE, ref))
-        with aside(self._transport.device):
-            if handle is not None:
-                self.doing = "its memory was being mapped"
-                self._mapped[flat, bucket] = opened(handle, self._transport.device)
-                self._transport.counts["mapped"] += 1
-                self._forget_old()
-            source = self._mapped.get((flat, bucket))
-            if source is None or source.nbytes != ref.nbytes:
-                raise CorruptFrame(f"bucket {bucket} of flat {flat} is not mapped with {ref.nbytes} bytes")
-            self.doing = "it was being copied"
-            target.copy_(source)
-
     def _run(self) -> None:
-        while (wish := self._next()) is not None:
-            if not wish.ended:
-                self._fulfil(wish)
+        while (first := self._next()) is not None:
+            batch = [first]
+            while len(batch) < ASKED_AHEAD and (more := self._one_more()) is not None:
+                batch.append(more)
+            self._fulfil([wish for wish in batch if not wish.ended])
             with self._lock:
-                self._due -= 1
+                self._due -= len(batch)
         self._drop()
 
-    def _fulfil(self, wish: _Wish) -> None:
+    def _fulfil(self, batch: list[_Wish]) -> None:
         """A connection that was there before may have ended unnoticed: then once more, over a new one."""
         for again in ([True] if self._connection is not None else []) + [False]:
+            if not batch:
+                return
             try:
-                wish.what(self)
-                return wish.outcome.bring(None)
-            except BulkGone as error:
-                return wish.outcome.fail(error)
+                return self._take(batch)
             except (OSError, CorruptFrame) as error:
                 said = error.text if isinstance(error, BusError) else str(error) or type(error).__name__
             except Exception as error:  # The outermost loop of this thread: whoever waits is told instead of hanging.
                 said, again = repr(error), False
             self._drop()
+            batch = [wish for wish in batch if not wish.told]
             if not again:
                 break
-        wish.outcome.fail(TransportLost(f"{wish.ref} was not copied while {self.doing}: {said}", peer=wish.ref.owner,
-                                        channel="weights"))
+        for wish in batch:
+            wish.tell(TransportLost(f"{wish.ref} was not copied while {self.doing}: {said}", peer=wish.ref.owner,
+                                    channel="weights"))
+
+    def _take(self, batch: list[_Wish]) -> None:
+        """All of them are asked for at once, and copied without a wait between them."""
+        if self._connection is None:
+            self.doing = f"{self._address} was dialled"
+            self._connection = RawConnection(self._address, self._transport.settings.overdue_s)
+        connection, device = self._connection, self._transport.device
+        self.doing = "the publisher was asked for it"
+        asks = [connection.ask(wish.kind, wish.ref, 0, wish.ref.nbytes) for wish in batch]
+        done, problem = [], None
+        with aside(device):  # whose end waits for what is being copied, before anything of it is unmapped
+            try:
+                for wish, ask in zip(batch, asks, strict=True):
+                    self.doing = "the publisher was asked for it"
+                    try:
+                        said = connection.text(ask, wish.ref)
+                    except BulkGone as error:
+                        wish.tell(error)
+                        continue
+                    if wish.target is not None:
+                        self._copy(wish.ref, wish.target, said)
+                    done.append(wish)
+            except Exception as error:
+                problem = error
+        if problem is not None:
+            raise problem
+        for wish in done:
+            wish.tell(None)
+
+    def _copy(self, ref: BulkRef, target: torch.Tensor, said: bytes) -> None:
+        """Asked of the device's current stream."""
+        flat, bucket, handle = _unpacked(said)
+        if handle is not None:
+            self.doing = "its memory was being mapped"
+            self._mapped[flat, bucket] = opened(handle, self._transport.device)
+            self._transport.counts["mapped"] += 1
+            self._forget_old()
+        source = self._mapped.get((flat, bucket))
+        if source is None or source.nbytes != ref.nbytes:
+            raise CorruptFrame(f"bucket {bucket} of flat {flat} is not mapped with {ref.nbytes} bytes")
+        self.doing = "it was being copied"
+        target.copy_(source)
 
     def _next(self) -> _Wish | None:
         idle_since = time.monotonic()
@@ -196,6 +230,15 @@ class _Talk:
                     if not self._due:
                         self._over = True
                         return None
+
+    def _one_more(self) -> _Wish | None:
+        try:
+            wish = self.wishes.get_nowait()
+        except queue.Empty:
+            return None
+        if wish is None:
+            self.wishes.put(None)
+        return wish
 
     def _forget_old(self) -> None:
         """A publisher has BUFFERS flats; what was mapped of one that it made anew is of no use."""

@@ -53,8 +53,8 @@ THROWN_AWAY_AFTER_S = 2.0
 _MEETING = struct.Struct("<H16s")
 NCCL_ENVIRONMENT = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
                     "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-"""No watchdog: when a member is lost it would end the whole process, or have the watchdog of the trainer's own group do
-so. That is ours to decide, and only of this group. (The first has no watchdog begun; the others are for one that is.)"""
+"""No watchdog: when a member is lost it would end the whole process, or have that of the trainer's group do it. That
+is ours to decide, and only of this group. With the first there is none; the others are for one that is there still."""
 
 
 class PairGroup:

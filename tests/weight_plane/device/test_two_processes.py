@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -138,6 +139,27 @@ def test_what_is_mapped_of_a_publisher_that_was_killed_is_let_go(popen):
     while talk._mapped and time.monotonic() < until:
         time.sleep(0.05)
     assert not talk._mapped
+    transport.close()
+
+
+def test_a_bucket_that_is_gone_takes_none_of_those_asked_for_with_it_along(popen):
+    """Over a connection that is there, and over one that ended unnoticed."""
+    publisher, transport = DevicePublisherProcess(popen), MappedTransport(QUICK, "cpu")
+    old, _, manifest = (publisher.publish(step) for step in (1, 2, 3))
+    targets = [torch.zeros(ref.nbytes, dtype=torch.uint8) for ref in manifest.buckets]
+
+    async def fetch_all():
+        refs = [manifest.buckets[0], old.buckets[1], *manifest.buckets[2:]]
+        return await asyncio.gather(*(transport.fetch_into(ref, target, deadline_s=20.0)
+                                      for ref, target in zip(refs, targets, strict=True)), return_exceptions=True)
+
+    for _ in range(2):
+        found = asyncio.run(fetch_all())
+        assert isinstance(found[1], BulkGone) and [one for one in found if one is not None] == [found[1]]
+        assert targets[0].any() and not targets[1].any() and all(target.any() for target in targets[2:])
+        for target in targets:
+            target.zero_()
+        transport._talks[manifest.buckets[0].address]._connection.socket.shutdown(socket.SHUT_RDWR)
     transport.close()
 
 

@@ -15,7 +15,7 @@
 Qwen3's shapes in bfloat16, random weights that change from version to version. `total` is by one clock from before the
 snapshot to after the read-back; `offer` and `read-back` are timed once more by themselves, and `swap` is what is left
 of the engine's `load_weights`. The bare wire is timed in the same run: a broadcast of as many bytes, or a copy on the
-device. Medians; GB are 10^9 bytes.
+device. Medians; GB are 10^9 bytes. What fails costs what follows it and makes the exit code 1; FILE has all until then.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,19 +155,19 @@ def timed(action: Any) -> float:
     return time.monotonic() - begun
 
 
-def refresh(said: dict[str, Any], pull: Any, transport: Timed, engine: Any) -> dict[str, float]:
+def refresh(said: dict[str, Any], pull: Any, transport: Timed, engine: Any, loop: asyncio.Runner) -> dict[str, float]:
     """Take one version that the policy has announced. Raises unless the engine holds it."""
     from cosmos_actor.weight_plane.flat import digest_offered
 
     manifest = decode(base64.b64decode(said["manifest"]), [])
     announced = time.monotonic()
-    tensors = asyncio.run(pull.pull(transport, manifest, announced + DEADLINE_S, DEADLINE_S))
+    tensors = loop.run(pull.pull(transport, manifest, announced + DEADLINE_S, DEADLINE_S))
     pulled = time.monotonic()
     reported = engine.load_weights(tensors, manifest.version.ordinal, manifest.digest)
     wait_for(transport.device)
     done = time.monotonic()
     if reported != manifest.digest:
-        raise SystemExit(f"the engine holds {reported[:12]}, published was {manifest.digest[:12]}")
+        raise RuntimeError(f"the engine holds {reported[:12]}, published was {manifest.digest[:12]}")
     offer, read_back = timed(lambda: digest_offered(tensors)), timed(engine.read_back)
     return {"snapshot": said["snapshot"], "digest": said["digest"], "announce": announced - said["published"],
             "transfer": transport.came - announced, "verify": pulled - transport.came, "offer": offer,
@@ -178,37 +180,49 @@ def ceiling(way: str, model: str, rounds: int) -> float:
 
     table, nbytes = Table(rounds), nbytes_of(model)
     if way in ("gloo", "nccl"):
-        return bare_broadcast(table, rounds, way, nbytes, min(nbytes, 256 << 20), WAYS[way]).seconds
+        row = bare_broadcast(table, rounds, way, nbytes, min(nbytes, 256 << 20), WAYS[way])
+        return row.seconds * nbytes / row.nbytes  # it sends whole pieces
     source = torch.ones(nbytes, dtype=torch.uint8, device=WAYS[way][1])
     return table.against(way, nbytes, ("copy on the device", copied(torch.empty_like(source), source))).seconds
 
 
-def measured(model: str, way: str, engine_kind: str, rounds: int) -> list[dict[str, float]]:
+def measured(model: str, way: str, engine_kind: str, rounds: int) -> Iterator[dict[str, float]]:
     """The phases of each refresh, but for the first two, in which both flats and all connections are made."""
     from cosmos_actor.weight_plane.device_pull import DevicePull
 
-    engine, transport = engine_of(engine_kind, model, WAYS[way][1]), transport_of(way)
-    pull = DevicePull(lambda ref: transport)
+    begun = time.monotonic()
     command = [sys.executable, __file__, "--role", "policy", "--model", model, "--device", WAYS[way][0]]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
-    taken = []
+    engine, transport = engine_of(engine_kind, model, WAYS[way][1]), transport_of(way)
+    pull = DevicePull(lambda ref: transport)
     try:
-        for _ in range(rounds + 2):
-            process.stdin.write("step\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-            if not line:
-                raise SystemExit(f"the policy's process ended with {process.wait()}")
-            taken.append(refresh(json.loads(line), pull, transport, engine))
+        with asyncio.Runner() as loop:  # an actor has one that is there already
+            for number in range(rounds + 2):
+                process.stdin.write("step\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+                if not line:
+                    raise RuntimeError(f"the policy's process ended with {process.wait()}")
+                found = refresh(json.loads(line), pull, transport, engine, loop)
+                if number > 1:
+                    yield found
+                else:
+                    print(f"refresh {number} was done {time.monotonic() - begun:.1f} s after the start", flush=True)
     finally:
         process.stdin.close()
         transport.close()
-        process.wait(30)
-    return taken[2:]
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
-def main() -> None:
+def medians(taken: list[dict[str, float]]) -> dict[str, float]:
+    return {phase: statistics.median(one[phase] for one in taken) for phase in (*PHASES, "total")} if taken else {}
+
+
+def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--model", choices=list(QWEN3), default="tiny")
     options.add_argument("--way", choices=list(WAYS), default="mapped")
@@ -219,24 +233,43 @@ def main() -> None:
     options.add_argument("--device", default="cpu", help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.role == "policy":
-        return policy(chosen.model, chosen.device)
+        policy(chosen.model, chosen.device)
+        return 0
     if WAYS[chosen.way][1].startswith("cuda"):
         import torch
 
         torch.cuda.set_device(WAYS[chosen.way][1])
     nbytes = nbytes_of(chosen.model)
-    print(f"Qwen3 {chosen.model} in bfloat16, {nbytes / 1e9:.2f} GB, by {chosen.way}, {chosen.engine} engine")
-    bare = ceiling(chosen.way, chosen.model, chosen.rounds)
-    taken = measured(chosen.model, chosen.way, chosen.engine, chosen.rounds)
-    found = {phase: statistics.median(one[phase] for one in taken) for phase in (*PHASES, "total")}
-    for phase, seconds in found.items():
-        print(f"{phase:10} {seconds * 1e3:10.2f} ms {nbytes / max(seconds, 1e-9) / 1e9:10.2f} GB/s")
-    print(f"transfer is {bare / found['transfer']:.2f} of the bare wire")
-    if chosen.json is not None:
-        facts = {"model": chosen.model, "way": chosen.way, "engine": chosen.engine, "nbytes": nbytes,
-                 "bare_seconds": bare, "median": found, "rounds": taken}
-        chosen.json.write_text(json.dumps(facts, indent=1) + "\n")
+    print(f"Qwen3 {chosen.model} in bfloat16, {nbytes / 1e9:.2f} GB, by {chosen.way}, {chosen.engine} engine",
+          flush=True)
+    taken: list[dict[str, float]] = []
+    facts: dict[str, Any] = {"model": chosen.model, "way": chosen.way, "engine": chosen.engine, "nbytes": nbytes,
+                             "rounds": taken}
+
+    def keep(**found: Any) -> None:
+        facts.update(found)
+        if chosen.json is not None:
+            chosen.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+    failed = False
+    try:
+        for one in measured(chosen.model, chosen.way, chosen.engine, chosen.rounds):
+            taken.append(one)
+            keep(median=medians(taken))
+    except Exception:
+        failed = True
+        traceback.print_exc()
+    for phase, seconds in medians(taken).items():
+        print(f"{phase:10} {seconds * 1e3:10.2f} ms {nbytes / max(seconds, 1e-9) / 1e9:10.2f} GB/s", flush=True)
+    try:
+        keep(bare_seconds=ceiling(chosen.way, chosen.model, chosen.rounds))
+    except Exception:
+        failed = True
+        traceback.print_exc()
+    if taken and "bare_seconds" in facts:
+        print(f"transfer is {facts['bare_seconds'] / facts['median']['transfer']:.2f} of the bare wire")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """What a version of the weights costs on each transport, beside the ceiling of its wire, measured in the same run.
 
-    python benchmarks/weights.py [--model tiny|0.6b|8b] [--json FILE] [--only shm,tcp,...] [--digests]
+    python benchmarks/weights.py [--model tiny|0.6b|8b] [--json FILE] [--only shm,tcp,...] [--limit-s 600] [--digests]
 
     shm        put and fetch + copy out, against memcpy               (one copy each; one host)
     tcp        fetch by raw streams, plain and with keyed digests, against as many bare TCP connections
@@ -9,8 +9,11 @@
     mapped     from one flat into another out of mapped memory, against a copy: what cuda_ipc does, with a CPU's memory
     directory  write and read with digests, against bare files of the same bytes
     whole      publish and pull as a job does them, digests and all, against the digest alone
-    gpu        where there are any: digests, cuda_ipc and pinned copies against a device copy, and NCCL to the second
-               GPU against its bare broadcast
+    gpu        where there are any, in three parts: `copies` and digests within one, against a device copy; `cuda_ipc`
+               likewise; `nccl` to the second GPU against its bare broadcast
+
+Each is a process of its own and has --limit-s: what fails or hangs costs its own figures, which are named at the end,
+and an exit code of 1. FILE has all rows that there are at any time.
 
 Random weights in the shapes of Qwen3. Best of the rounds, in which a ceiling and what is held against it take turns;
 GB are 10^9 bytes. What is between two processes runs over the loopback or the shared memory of this host, so on few
@@ -26,6 +29,7 @@ import hashlib
 import json
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -36,9 +40,9 @@ from typing import Any
 
 import numpy as np
 import zmq
-from weights_devices import gloo, gpu, mapped
+from weights_devices import copies, gloo, mapped, nccl, on_gpus
 from weights_peer import PIECE_BYTES, QWEN3, a_model
-from weights_table import DEADLINE_S, Table, peer
+from weights_table import DEADLINE_S, Table, peer, within
 
 from cosmos_actor.bus import Identity, KeyRing, decode, make_run_keys, new_incarnation
 from cosmos_actor.bus.bulk.reader import BulkReader
@@ -235,31 +239,56 @@ def digests() -> None:
         print(f"{name:10} {data.nbytes / (time.perf_counter() - begun) / 1e9:6.2f} GB/s on one core")
 
 
-def main() -> None:
+PARTS = ("shm", "tcp", "zmq", "gloo", "mapped", "directory", "whole", "copies", "cuda_ipc", "nccl")
+
+
+def part(name: str, model: str, rounds: int, path: Path | None) -> None:
+    """One of them, here."""
+    table = Table(rounds, path)
+    ways: dict[str, Callable[[], None]] = {
+        "shm": lambda: shm(table, model), "tcp": lambda: tcp(table, model), "zmq": lambda: zeromq(table, model),
+        "gloo": lambda: gloo(table, model, rounds), "mapped": lambda: mapped(table, model),
+        "directory": lambda: directory(table, model), "whole": lambda: whole(table, model),
+        "copies": lambda: copies(table, model), "cuda_ipc": lambda: mapped(table, model, "cuda:0"),
+        "nccl": lambda: nccl(table, model, rounds)}
+    ways[name]()
+
+
+def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--model", choices=list(QWEN3), default="tiny")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--only", default="shm,tcp,zmq,gloo,mapped,directory,whole,gpu")
+    options.add_argument("--limit-s", type=float, default=600.0, help="of each of them")
     options.add_argument("--json", type=Path, help="write the rows there too")
     options.add_argument("--digests", action="store_true", help="only the rates of candidate digests")
+    options.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.digests:
         digests()
-        return
-    table, model, rounds = Table(chosen.rounds), chosen.model, chosen.rounds
-    ways: dict[str, Callable[[], None]] = {
-        "shm": lambda: shm(table, model), "tcp": lambda: tcp(table, model), "zmq": lambda: zeromq(table, model),
-        "gloo": lambda: gloo(table, model, rounds), "mapped": lambda: mapped(table, model),
-        "directory": lambda: directory(table, model),
-        "whole": lambda: whole(table, model), "gpu": lambda: gpu(table, model, rounds)}
-    print(f"Qwen3 {model} in bfloat16, {os.cpu_count()} cores, best of {rounds}")
-    for name in chosen.only.split(","):
-        ways[name]()
-    if chosen.json is not None:
-        facts = {"model": model, "cores": os.cpu_count(), "rounds": rounds}
-        rows = [{**vars(row), "gb_s": row.gb_s} for row in table.rows]
-        chosen.json.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+        return 0
+    if chosen.part:
+        part(chosen.part, chosen.model, chosen.rounds, chosen.json)
+        return 0
+    print(f"Qwen3 {chosen.model} in bfloat16, {os.cpu_count()} cores, best of {chosen.rounds}", flush=True)
+    facts = {"model": chosen.model, "cores": os.cpu_count(), "rounds": chosen.rounds}
+    rows: list[Any] = []
+    failed: dict[str, str] = {}
+    for name in ",".join(on_gpus() if word == "gpu" else word for word in chosen.only.split(",")).split(","):
+        if not name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            found = Path(folder) / "rows.json"
+            problem = within(chosen.limit_s, [sys.executable, __file__, "--part", name, "--model", chosen.model,
+                                              "--rounds", chosen.rounds, "--json", found])
+            rows += json.loads(found.read_text()) if found.exists() else []
+        if problem:
+            failed[name] = problem
+            print(f"{name:10} FAILED: {problem}", flush=True)
+        if chosen.json is not None:
+            chosen.json.write_text(json.dumps({**facts, "failed": failed, "rows": rows}, indent=1) + "\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,10 @@ from weights_table import DEADLINE_S, PEER, Row, Table, peer
 
 from cosmos_actor.bus import decode
 from cosmos_actor.bus.bulk.settings import MIB, BulkSettings
+
+MEET_S = 60.0
+PINNED_BYTES = 1 << 30
+"""Enough for its rate; torch rounds pinned memory up to a power of two, and a host takes a second for some GB of it."""
 
 
 def bare_broadcast(table: Table, rounds: int, backend: str, nbytes: int, bucket_bytes: int, devices: tuple[str, str]
@@ -29,7 +35,8 @@ def bare_broadcast(table: Table, rounds: int, backend: str, nbytes: int, bucket_
     giver = subprocess.Popen([sys.executable, str(PEER), "broadcast", "--backend", backend, "--port", str(port),
                               "--rounds", str(rounds), "--nbytes", str(nbytes), "--bucket-bytes", str(bucket_bytes),
                               "--device", devices[0]])
-    torch.distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=1)
+    torch.distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=1,
+                                         timeout=timedelta(seconds=MEET_S))
     buffer = torch.zeros(bucket_bytes, dtype=torch.uint8, device=devices[1])
 
     def run() -> None:
@@ -53,13 +60,14 @@ def flats(table: Table, way: str, transport: Any, said: dict[str, Any], ceiling:
     manifest = decode(base64.b64decode(said["manifest"]), [])
     pull = DevicePull(lambda ref: transport)
     sent = sum(ref.nbytes for ref in manifest.buckets)
+    loop = asyncio.Runner()  # an actor has one that is there already
 
     def verified() -> None:
         loop_time = time.monotonic() + DEADLINE_S
-        asyncio.run(pull.pull(transport, manifest, loop_time, DEADLINE_S))
+        loop.run(pull.pull(transport, manifest, loop_time, DEADLINE_S))
 
     begun = time.perf_counter()
-    verified()
+    verified()  # makes the flat, the connection, the group or the mapping, and the kernel
     print(f"{way:10} the first took {time.perf_counter() - begun:.2f} s", flush=True)
     targets = pull._flat.buffers  # type: ignore[union-attr]
 
@@ -68,11 +76,12 @@ def flats(table: Table, way: str, transport: Any, said: dict[str, Any], ceiling:
             await asyncio.gather(*(transport.fetch_into(ref, target, deadline_s=DEADLINE_S)
                                    for ref, target in zip(manifest.buckets, targets, strict=True)))
 
-        asyncio.run(run())
+        loop.run(run())
 
     seconds = table.best(fetch, verified)
     table.add(way, f"from flat to flat, {len(manifest.buckets)} buckets", sent, seconds[0], ceiling)
     table.add(way, "the same, every tensor verified", sent, seconds[1], ceiling)
+    loop.close()
 
 
 def pair(table: Table, model: str, rounds: int, backend: str, devices: tuple[str, str]) -> None:
@@ -122,34 +131,36 @@ def copied(into: Any, out_of: Any) -> Callable[[], None]:
     return run
 
 
-def gpu(table: Table, model: str, rounds: int) -> None:
-    """Ceilings of what is there, cuda_ipc, and the group of two over NCCL where there are two GPUs."""
+def on_gpus() -> str:
+    """The parts for what is here. No GPU is taken for the answer."""
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not count:
-        print("gpu        none here")
-        return
-    print(f"gpu        {count} x {torch.cuda.get_device_name(0)}")
-    within(table, nbytes_of(model))
-    mapped(table, model, "cuda:0")
-    if count > 1:
-        torch.cuda.set_device(1)
-        pair(table, model, rounds, "nccl", ("cuda:0", "cuda:1"))
+    count = torch.cuda.device_count()
+    print(f"gpu        {count or 'none'} here", flush=True)
+    return "copies,cuda_ipc,nccl" if count > 1 else "copies,cuda_ipc" if count else ""
 
 
-def within(table: Table, nbytes: int) -> None:
-    """Copies and sums of one GPU's memory; its memory is free again afterwards."""
+def nccl(table: Table, model: str, rounds: int) -> None:
+    """The group of two over NCCL."""
+    import torch
+
+    torch.cuda.set_device(1)
+    pair(table, model, rounds, "nccl", ("cuda:0", "cuda:1"))
+
+
+def copies(table: Table, model: str) -> None:
+    """Copies and sums of one GPU's memory."""
     import torch
 
     from cosmos_actor.weight_plane.device_digest import kernel_of, sum_eagerly
     from cosmos_actor.weight_plane.digest import BLOCK_BYTES, BLOCK_WORDS, LANES, keys
 
+    logging.basicConfig(level=logging.INFO)  # where the kernel is not used it says why
+    nbytes = nbytes_of(model)
     device = torch.device("cuda", 0)
     blocks = nbytes // BLOCK_BYTES
     words = torch.ones((blocks, BLOCK_WORDS), dtype=torch.int32, device=device)
     target, lanes = torch.empty_like(words), torch.from_numpy(keys().copy()).to(device)
-    pinned = torch.empty(words.shape, dtype=torch.int32, pin_memory=True)
     sums = torch.zeros((blocks, LANES), dtype=torch.int64, device=device)
 
     def summed(kernel: Any) -> Callable[[], None]:
@@ -163,5 +174,7 @@ def within(table: Table, nbytes: int) -> None:
     lines = [("sums of blocks, torch", summed(sum_eagerly))]
     lines += [("sums of blocks, Triton", summed(kernel))] if kernel else []
     table.against("gpu", words.nbytes, ("device copy", copied(target, words)), *lines)
-    table.against("gpu", words.nbytes, ("device to pinned host", copied(pinned, words)))
-    table.against("gpu", words.nbytes, ("pinned host to device", copied(target, pinned)))
+    few = words[: PINNED_BYTES // BLOCK_BYTES]
+    pinned = torch.empty(few.shape, dtype=torch.int32, pin_memory=True)
+    table.against("gpu", few.nbytes, ("device to pinned host", copied(pinned, few)))
+    table.against("gpu", few.nbytes, ("pinned host to device", copied(few, pinned)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,11 @@ class Row:
 
 
 class Table:
-    """What was measured so far, printed as it comes."""
+    """What was measured so far, printed as it comes, and written to `path` each time: what follows may fail."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, path: Path | None = None) -> None:
         self.rows: list[Row] = []
-        self._rounds = rounds
+        self._rounds, self._path = rounds, path
 
     def best(self, *actions: Callable[[], object]) -> list[float]:
         """Seconds of each one's quickest round, after one that warms up. They take turns, so that other load on the
@@ -53,6 +55,8 @@ class Table:
         row = Row(way, what, nbytes, seconds)
         row.share = None if ceiling is None else row.gb_s / ceiling.gb_s
         self.rows.append(row)
+        if self._path is not None:
+            self._path.write_text(json.dumps([{**vars(one), "gb_s": one.gb_s} for one in self.rows], indent=1) + "\n")
         share = "ceiling" if ceiling is None else f"{row.share:6.2f}"
         print(f"{way:10} {what:44} {seconds * 1e3:10.1f} ms {row.gb_s:8.2f} GB/s {share:>8}", flush=True)
         return row
@@ -65,6 +69,21 @@ class Table:
         for (what, _), took in zip(others, seconds[1:], strict=True):
             self.add(way, what, nbytes, took, top)
         return top
+
+
+def within(limit_s: float, command: Sequence[object]) -> str:
+    """Run it, with what it prints, and end it and all that it started after `limit_s`. Why it failed; empty: it did
+    not."""
+    process = subprocess.Popen([str(word) for word in command], start_new_session=True)
+    try:
+        code = process.wait(max(limit_s, 0.0))
+        return f"exit code {code}" if code else ""
+    except subprocess.TimeoutExpired:
+        return f"not done within {limit_s:.0f} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextmanager

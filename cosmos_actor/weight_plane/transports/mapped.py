@@ -32,6 +32,8 @@ from cosmos_actor.weight_plane.transports.outcome import Outcome
 from cosmos_actor.weight_plane.transports.pair import gone
 from cosmos_actor.weight_plane.transports.raw_connection import RawConnection
 
+CLOSE_WITHIN_S = 2.0
+"""For a thread to end: one that is in the midst of something of torch's when the interpreter ends takes it down."""
 IDLE_S = 60.0
 """Without work for so long the connection, and what is mapped, is given up: the server would hang up later."""
 ASKED_AHEAD = 16
@@ -78,6 +80,9 @@ class MappedTransport:
     def close(self) -> None:
         for talk in self._talks.values():
             talk.leave()
+        until = time.monotonic() + CLOSE_WITHIN_S
+        for talk in self._talks.values():
+            talk.thread.join(max(0.0, until - time.monotonic()))
         self._talks.clear()
 
     async def _do(self, ref: BulkRef, target: torch.Tensor | None, deadline_s: float) -> None:
@@ -128,7 +133,8 @@ class _Talk:
         self._lock = threading.Lock()
         self._over = False
         self._due = 0
-        threading.Thread(target=self._run, name="mapped", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="mapped", daemon=True)
+        self.thread.start()
 
     def take_on(self) -> bool:
         """Whether it will do what comes next; False once it has ended."""

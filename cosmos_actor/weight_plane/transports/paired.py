@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -27,6 +28,8 @@ PIECE_BYTES = 256 << 20
 """Of one broadcast: between two GPUs as quick as one of gigabytes, and who is silent is noticed within a bucket."""
 ASKED_AHEAD = 8
 """Buckets asked for at a time: between two GPUs a bucket takes less than a question and its answer."""
+CLOSE_WITHIN_S = 2.0
+"""For a thread to end: one that is in the midst of something of torch's when the interpreter ends takes it down."""
 IDLE_S = 60.0
 """A pair without work for so long is given up: the next version makes another."""
 
@@ -91,6 +94,9 @@ class PairTransport:
     def close(self) -> None:
         for member in self._members.values():
             member.leave()
+        until = time.monotonic() + CLOSE_WITHIN_S
+        for member in self._members.values():
+            member.thread.join(max(0.0, until - time.monotonic()))
         self._members.clear()
 
 
@@ -113,7 +119,8 @@ class _Member:
         self._lock = threading.Lock()
         self._over = False
         self._due = 0
-        threading.Thread(target=self._run, name="pair-member", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="pair-member", daemon=True)
+        self.thread.start()
 
     def take_on(self) -> bool:
         """Whether it will do what comes next; False once it has ended."""

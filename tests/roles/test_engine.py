@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from cosmos_actor.trainer.model_weights import host_copies, named_tensors
 from cosmos_actor.trainer.models import load_model
 from cosmos_actor.trainer.settings import TrainerSettings
 from cosmos_actor.weight_plane.digest import weights_digest
+from cosmos_actor.weight_plane.flat import aside
 from tests.trainer.make import MODEL
 
 STOP = 2
@@ -193,6 +195,37 @@ def test_an_engine_is_made_from_a_runs_settings() -> None:
         device="cpu", threads=1, on_new_weights="wait", cuda_graphs=True, quantization="none")))
     assert engine.model.dtype == torch.bfloat16 and engine.held.version == -1
     assert engine.generate(items(2), settings())[0].logprobs.dtype == np.float32
+
+
+@pytest.mark.gpu
+def test_a_graph_is_captured_while_another_thread_fetches_the_next_version() -> None:
+    device, over, met, failed = torch.device("cuda", 0), threading.Event(), threading.Event(), []
+    engine = TorchEngine(load_model(MODEL, device=device), stop_ids=(STOP,), pad_id=0)
+
+    def fetch() -> None:
+        held: list[torch.Tensor] = []
+        try:
+            while not over.is_set():
+                with aside(device):  # what a fetch asks for: memory, a copy, whether it is done
+                    held = [*held[-8:], torch.zeros((16 + len(held)) << 20, dtype=torch.uint8, device=device)]
+                    done = torch.cuda.Event()
+                    done.record()
+                    done.query()
+                met.set()
+        except Exception as error:
+            failed.append(error)
+
+    before = engine.generate(items(), settings())
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    try:
+        assert met.wait(30.0)
+        for _ in range(20):
+            assert all(same(a, b) for a, b in zip(engine.generate(items(), settings()), before, strict=True))
+    finally:
+        over.set()
+        thread.join()
+    assert not failed
 
 
 def test_the_number_of_threads_is_the_settings_own() -> None:

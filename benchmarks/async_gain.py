@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from cosmos_actor.cli.charts import Series, line_chart
 MODES = ("synchronous", "asynchronous")
 WANTED = 1.7
 SAMPLE_MS = 200
+STOP_S = 30.0
 REWARD = "reward/mean"
 SCORE = "eval/accuracy"
 COLOURS = ("#0b6bcb", "#c4267a")
@@ -74,6 +76,20 @@ class Utilisation:
             self.samples.append((time.time(), int(gpu), float(share) / 100))
 
 
+class Failed(Exception):
+    """One run; the others have their figures."""
+
+
+def finished(process: subprocess.Popen[bytes], deadline_s: float) -> int:
+    """Its exit code; one that takes longer is asked to end, so that its actors end too."""
+    for send, seconds in ((None, deadline_s), (process.terminate, STOP_S), (process.kill, STOP_S)):
+        if send is not None:
+            send()
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
+    return -1
+
+
 def run(mode: str, seed: int, wanted: argparse.Namespace) -> dict[str, Any]:
     """One run of the recipe, and what its metrics say of it."""
     folder = wanted.out / f"{mode}-{seed}"
@@ -84,10 +100,10 @@ def run(mode: str, seed: int, wanted: argparse.Namespace) -> dict[str, Any]:
     command += [word for setting in [*wanted.set, *own] for word in ("--set", setting)]
     begun = time.time()
     with Utilisation() as gpus, (wanted.out / f"{mode}-{seed}.log").open("w") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=wanted.deadline_s).returncode
+        code = finished(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT), wanted.deadline_s)
         ended = time.time()
     if code:
-        raise SystemExit(f"async_gain: {mode}, seed {seed}: exit code {code}, see {log.name}")
+        raise Failed(f"async_gain: {mode}, seed {seed}: exit code {code}, see {log.name}")
     lines = read_json_lines(folder / "metrics.jsonl")
     made = {"mode": mode, "seed": seed, "seconds": ended - begun, **summary(lines, wanted.skip)}
     last = lines[-1]["time"]
@@ -101,7 +117,7 @@ def summary(lines: Sequence[dict[str, Any]], skip: int) -> dict[str, Any]:
     steps = [line for line in lines if line.get("phase") not in ("sft", "eval")]
     counted = steps[skip:]
     if not counted:
-        raise SystemExit(f"async_gain: no steps are left after the first {skip}: raise --steps")
+        raise Failed(f"async_gain: no steps are left after the first {skip}: raise --steps")
     seconds = sum(line["time/step"] for line in counted)
     scores = [(line["step"], line[SCORE]) for line in lines if line.get("phase") == "eval" and SCORE in line]
     return {
@@ -147,7 +163,7 @@ def gain(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"gain": mean["asynchronous"] / mean["synchronous"], "final": final}
 
 
-def main() -> None:
+def main() -> int:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("recipe", nargs="?", default="grpo-smollm2")
     words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -159,18 +175,28 @@ def main() -> None:
     words.add_argument("--deadline-s", type=float, default=1800.0, help="of one run")
     wanted = words.parse_args()
     wanted.out.mkdir(parents=True, exist_ok=True)
-    runs = []
+    runs: list[dict[str, Any]] = []
+    failed = False
     for seed in wanted.seeds:
         for mode in MODES:
-            runs.append(run(mode, seed, wanted))
+            try:
+                runs.append(run(mode, seed, wanted))
+            except Failed as error:
+                failed = True
+                print(error, flush=True)
+                continue
             print(table(runs[-1:]).splitlines()[-1], flush=True)
             (wanted.out / "async_gain.json").write_text(json.dumps({"runs": runs}, indent=1))
+    if {one["mode"] for one in runs} != set(MODES):
+        print("async_gain: nothing to compare")
+        return 1
     found = gain(runs)
     (wanted.out / "async_gain.svg").write_text(drawing(runs))
     (wanted.out / "async_gain.json").write_text(json.dumps({"runs": runs, **found}, indent=1))
     print(table(runs))
     print(f"gain {found['gain']:.2f} (wanted {WANTED}); final: {found['final']}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

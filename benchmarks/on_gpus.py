@@ -10,13 +10,14 @@ more after --within seconds in all. DIR has a JSON file for each.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
 
 from weights_table import within
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 
 
 def main() -> int:
@@ -28,6 +29,7 @@ def main() -> int:
     options.add_argument("--out", type=Path, default=Path("build/gpus"))
     chosen = options.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     until = time.monotonic() + chosen.within
     failed = []
     for name, command in programs(chosen.models.split(","), chosen.ways.split(",") if chosen.ways else ways_here()):

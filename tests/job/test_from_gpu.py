@@ -80,7 +80,8 @@ def test_a_job_on_gpus_takes_its_versions_from_gpu_to_gpu(run: Run, placement: s
     torch = pytest.importorskip("torch")
     if placement == "disaggregated" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    run.finish(sets=["policy.device=cuda", "rollout.device=cuda", "reference.device=cpu", f"run.placement={placement}"])
+    run.finish(sets=["policy.device=cuda", "rollout.device=cuda", "reference.device=cpu", f"run.placement={placement}",
+                     "run.colocated_offload=false"])
     told = logs(run)
     assert "weights are published from the GPU: every rollout is on this host" in told
     assert f"weights come by {way}: " in told

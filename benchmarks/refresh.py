@@ -43,8 +43,8 @@ from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.weight_plane.version import Version
 
 WAYS = {"mapped": ("cpu", "cpu"), "gloo": ("cpu", "cpu"), "cuda_ipc": ("cuda:0", "cuda:0"),
-        "nccl": ("cuda:0", "cuda:1")}
-"""Where the policy's weights are, and where the engine's."""
+        "nccl": ("cuda:1", "cuda:0")}
+"""Where the policy's weights are, and where the engine's: vLLM takes the first GPU that it sees."""
 PHASES = ("snapshot", "digest", "announce", "transfer", "verify", "offer", "swap", "read-back")
 
 
@@ -126,10 +126,13 @@ def engine_of(kind: str, model: str, device: str) -> Any:
     """An engine of these shapes with whatever weights."""
     if kind == "vllm":
         from cosmos_actor.roles.vllm_engine import VllmEngine
+        from cosmos_actor.roles.vllm_start import Start
 
+        wanted = Start(dtype="bfloat16", logprobs_mode="raw_logprobs", sequences=8, gpu_memory=0.3, cuda_graphs=False,
+                       device="cuda" if device.startswith("cuda") else "cpu")
         with tempfile.TemporaryDirectory() as folder:
             configuration(model).save_pretrained(folder)
-            return VllmEngine(folder, stop_ids=(0,), dtype="bfloat16", logprobs_mode="raw_logprobs", sequences=8)
+            return VllmEngine(folder, stop_ids=(0,), wanted=wanted)
     import torch
     from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 

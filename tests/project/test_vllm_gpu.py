@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.project.programs.vllm_gpu_all import QWEN3_06B, TINY
 from tests.project.source import ROOT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 CASE_S = 600
-TINY = "tiny:qwen3?hidden=128&layers=2&heads=2&kv_heads=1&intermediate=256&vocab=160&positions=512"
-"""Its vocabulary is padded."""
-QWEN3_06B = "tiny:qwen3?hidden=1024&layers=28&heads=16&kv_heads=8&intermediate=3072&vocab=151936&positions=4096"
-"""As Qwen3-0.6B, but for heads of 64."""
 
 
 def told(name: str, what: str) -> dict[str, Any]:
@@ -28,7 +25,8 @@ def told(name: str, what: str) -> dict[str, Any]:
     python = os.environ.get("COSMOS_VLLM_PYTHON", sys.executable)
     command = [python, "-m", "tests.project.programs.vllm_gpu", name, what]
     done = subprocess.run(command, cwd=ROOT, timeout=CASE_S, capture_output=True, text=True, check=False,
-                          stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "4"})
+                          stdin=subprocess.DEVNULL,
+                          env={**os.environ, "OMP_NUM_THREADS": "4", "COSMOS_CASE_S": str(CASE_S - 20)})
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stderr[-4000:]
     print(lines[-1], flush=True)

@@ -2,11 +2,14 @@
 
     vllm_gpu.py MODEL swaps | eager | sleep | adapter | fp8 | parallel [cpu]
 
-Prints a line of JSON: figures, and `wrong`, a line for each promise that was not kept. Exit code 1 when there is any.
-cpu: so much of it as vLLM's CPU build can do, to see that this program is right.
+Prints each figure as it comes, and at the end all in a line of JSON, with `wrong`, a line for each promise that was not
+kept. Exit code 1 when there is any. It ends after $COSMOS_CASE_S, 240 unless set, with the stacks of its threads.
+cpu: so much of it as vLLM's CPU build can do, to see that this program is right. All of it: `vllm_gpu_all.py`.
 """
 
+import faulthandler
 import json
+import os
 import sys
 import time
 import traceback
@@ -17,14 +20,15 @@ import numpy as np
 import torch
 
 from cosmos_actor.roles.engine import GenerateItem, NoWeights, probe
-from cosmos_actor.roles.newer_weights import offered_digest
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.vllm_base import Base
 from cosmos_actor.roles.vllm_engine import VllmEngine
 from cosmos_actor.roles.vllm_start import Start
 from cosmos_actor.trainer.adapter import BASE_DIGEST
 from cosmos_actor.trainer.model_weights import named_tensors
+from cosmos_actor.trainer.models import skeleton
 from cosmos_actor.trainer.settings import LoraSettings, TrainerSettings
+from cosmos_actor.weight_plane.flat import digest_offered
 from tests.project.programs.gpu_models import Answers, Versions, with_adapter
 from tests.project.programs.vllm_engine import said
 
@@ -34,16 +38,38 @@ FAR_MEAN = 1.0
 """nats: of the log-probs of another version."""
 ROUNDED_MEAN = 1.0
 """nats: weights and activations rounded to e4m3."""
-STOP, NEW, SEQUENCES, SPEED_NEW = 2, 24, 256, 128
+STOP, NEW, SEQUENCES, SPEED_NEW, THREADS = 2, 24, 256, 128, 4
+SMALL = 1 << 20
+"""Elements of an embedding. What smaller models keep of a token is so little that vLLM would list millions of blocks in
+the share that others have."""
 LORA = LoraSettings(rank=8, alpha=16.0)
 DEVICE = ["cuda"]
+CASE_S = float(os.environ.get("COSMOS_CASE_S", "240"))
 wrong: list[str] = []
 started: list["Case"] = []
+
+
+class Told(dict[str, Any]):
+    """Says what it is given at once: a case may not come to its end."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        print(f"  {name}: {json.dumps(value)}", flush=True)
 
 
 def expect(kept: bool, line: str) -> None:
     if not kept:
         wrong.append(line)
+        print(f"  WRONG: {line}", flush=True)
+
+
+def stage(what: Callable[[], None]) -> None:
+    """What fails in it is told, and the next one begins all the same."""
+    try:
+        what()
+    except Exception as error:  # of any kind: the others are worth as much
+        traceback.print_exc()
+        expect(False, f"{type(error).__name__}: {error}")
 
 
 def items(count: int, vocabulary: int, first: int = 0) -> list[GenerateItem]:
@@ -61,22 +87,24 @@ class Case:
         self.engine = VllmEngine(
             name, stop_ids=(STOP,), joining=True, adapted=adapted,
             wanted=Start(**{"dtype": "bfloat16", "logprobs_mode": "processed_logprobs", "sequences": SEQUENCES,
-                            "device": DEVICE[0], "gpu_memory": 0.3, **wanted}))
-        self.figures: dict[str, Any] = {"start_s": time.perf_counter() - begun}
+                            "device": DEVICE[0], "gpu_memory": share(name), "threads": THREADS, **wanted}))
+        self.figures = Told()
+        self.figures["start_s"] = time.perf_counter() - begun
         started.append(self)
         self.versions = Versions(name, DEVICE[0])
         self.vocabulary = self.engine._skeleton.config.vocab_size
 
     def offer(self, tensors: Any, version: int) -> str:
-        return str(self.engine.load_weights(tensors, version, offered_digest(tensors)))
+        return str(self.engine.load_weights(tensors, version, digest_offered(tensors)))
 
     def load(self, number: int, *, awake: bool = True) -> dict[str, torch.Tensor]:
         """A version as it is pulled, and its weights. awake: it can prove that it computes."""
         arrays = self.versions.arrays(number)
+        offered = digest_offered(arrays)
         begun = time.perf_counter()
-        digest = self.offer(arrays, number)
+        digest = self.engine.load_weights(arrays, number, offered)
         self.figures["load_from_host_s"] = time.perf_counter() - begun
-        expect(digest == offered_digest(arrays) == self.engine.read_back(), f"version {number}: another digest")
+        expect(digest == offered == self.engine.read_back(), f"version {number}: another digest")
         if awake:
             probe(self.engine)
         return self.versions.tensors(number)
@@ -92,6 +120,8 @@ class Case:
         expect(off["max"] < CLOSE_MOST and off["mean"] < CLOSE_MEAN, f"{what}: {off} nats from transformers")
 
     def speed(self) -> None:
+        if DEVICE[0] == "cpu":
+            return
         batch = items(SEQUENCES, self.vocabulary, 77)
         settings = SamplingSettings(max_new_tokens=SPEED_NEW, stop_ids=(0,))
         self.engine.generate(batch, settings)
@@ -100,6 +130,12 @@ class Case:
         answers = self.engine.generate(batch, settings)
         tokens = sum(len(answer.tokens) for answer in answers)
         self.figures["tokens_per_s"] = tokens / (time.perf_counter() - begun)
+
+
+def share(name: str) -> float:
+    """Of the GPU, for a model."""
+    config = skeleton(name).config
+    return 0.06 if config.vocab_size * config.hidden_size < SMALL else 0.3
 
 
 def how(temperature: float = 1.0, new: int = NEW) -> SamplingSettings:
@@ -118,8 +154,15 @@ def free_bytes() -> int:
 
 def swaps(name: str, **wanted: Any) -> dict[str, Any]:
     case = Case(name, **wanted)
-    engine = case.engine
     expect("NoWeights" in said(lambda: case.answers()), "it answered without weights")
+    for part in (versions, refusals, from_the_device, padding, in_flight, spoiled):
+        stage(lambda part=part: part(case))  # type: ignore[misc]
+    case.load(20)
+    case.speed()
+    return {**case.figures, "statistics": case.engine.statistics()}
+
+
+def versions(case: Case) -> None:
     before: Any = None
     for number in (1, 2, 3):
         tensors = case.load(number)
@@ -130,14 +173,6 @@ def swaps(name: str, **wanted: Any) -> dict[str, Any]:
             case.figures["off/other version"] = far
             expect(far["mean"] > FAR_MEAN, f"version {number} is not told from the one before: {far}")
         before = tensors
-    refusals(case)
-    from_the_device(case)
-    padding(case)
-    in_flight(case)
-    spoiled(case)
-    case.load(20)
-    case.speed()
-    return {**case.figures, "statistics": engine.statistics()}
 
 
 def refusals(case: Case) -> None:
@@ -153,7 +188,7 @@ def refusals(case: Case) -> None:
 
 def from_the_device(case: Case) -> None:
     near = case.versions.tensors(4, near=True)
-    digest = offered_digest(near)
+    digest = digest_offered(near)
     settle()
     begun = time.perf_counter()
     held = case.engine.load_weights(near, 4, digest)
@@ -242,7 +277,7 @@ def adapter(name: str) -> dict[str, Any]:
         begun = time.perf_counter()
         digest = case.offer(tensors, number)
         case.figures["load_s"] = time.perf_counter() - begun
-        expect(digest == offered_digest(tensors) == case.engine.read_back(), f"adapter {number}: another digest")
+        expect(digest == digest_offered(tensors) == case.engine.read_back(), f"adapter {number}: another digest")
         merged = with_adapter(base.tensors, tensors, LORA.alpha / LORA.rank)
         answers = case.answers()
         case.check(f"adapter {number}", merged, answers)
@@ -288,6 +323,7 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 def main(name: str, what: str, device: str = "cuda") -> int:
     DEVICE[0] = device
+    faulthandler.dump_traceback_later(CASE_S, exit=True)
     try:
         figures = CASES[what](name)
     except Exception as error:  # of any kind: what was found until then took minutes of a GPU
@@ -299,4 +335,6 @@ def main(name: str, what: str, device: str = "cuda") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    code = main(*sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # workers end with it; nothing that vLLM would take down on its way out outlives it

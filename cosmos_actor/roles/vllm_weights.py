@@ -100,10 +100,10 @@ def _box(module: Any, name: str, shape: torch.Size, number: int | None) -> Box:
     from vllm.model_executor.layers import linear
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-    cut = Cut(module.tp_rank, module.tp_size)
-    if isinstance(module, VocabParallelEmbedding):
+    if isinstance(module, VocabParallelEmbedding):  # which keeps no rank of its own in every version
         rows = module.shard_indices
         return along(shape, 0, rows.org_vocab_start_index, rows.org_vocab_end_index)
+    cut = Cut(module.tp_rank, module.tp_size)
     if isinstance(module, linear.QKVParallelLinear):
         return cut.rows(name, shape, module.num_kv_head_replicas if number else 1)
     if isinstance(module, linear.ColumnParallelLinear):

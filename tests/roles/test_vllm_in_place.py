@@ -6,7 +6,7 @@ vLLM's own, on a GPU, are in tests/project/test_vllm_gpu.py.
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +128,20 @@ def test_layers_that_have_adapters_are_found_inside_vllms_wrapper() -> None:
     wrapper.base_layer, model.qkv_proj = model.qkv_proj, wrapper
     found = locate(model, {"k_proj.weight": torch.Size((2, 8))})
     assert found["k_proj.weight"] == Place("qkv_proj.base_layer", "weight", 4, 2, ((0, 2), (0, 8)))
+
+
+def test_a_part_of_a_vocabulary_is_found_where_its_layer_keeps_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM 0.26's does not; nothing of other layers is asked then."""
+    layers = ModuleType("vllm.model_executor.layers")
+    layers.linear = ModuleType(f"{layers.__name__}.linear")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, layers.__name__, layers)
+    monkeypatch.setattr(sys.modules[HEADS], "VocabParallelEmbedding", torch.nn.Embedding, raising=False)
+    model = Packed()
+    model.embed.tp_size = 2  # type: ignore[assignment]
+    model.embed.shard_indices = SimpleNamespace(  # type: ignore[assignment]
+        org_vocab_start_index=3, org_vocab_end_index=5)
+    found = locate(model, {"embed.weight": torch.Size((5, 8))})
+    assert found["embed.weight"] == Place("embed", "weight", 0, 2, ((3, 5), (0, 8)))
 
 
 def test_pinned_memory_is_filled_in_order_and_no_further_than_it_reaches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ LEAST_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 CPU_CACHE_BLOCK = 32
 """Tokens: what prompts have in common is found in whole blocks. The least that its CPU build computes well with; the
 attention kernel of a GPU says itself which it wants."""
+GPU_CACHE_BLOCK, SMALL_CACHE_BYTES = 16, 1 << 30
+"""Tokens of a block there, and what is little of a GPU's memory."""
 CPU, CUDA = "cpu", "cuda"
 
 
@@ -49,7 +52,7 @@ class Start:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tensor_parallel: int = 1
     gpu_memory: float = 0.4
-    """Share of a GPU for weights and cache."""
+    """Share of a GPU for weights and cache; a small model's cache is smaller than that, see `_enough_cache`."""
     cuda_graphs: bool = True
     sleeping: bool = False
     """Weights and cache are to be given back and taken again (`sleep`, `wake`)."""
@@ -81,7 +84,8 @@ def start(model: Any, name: str, wanted: Start, base: str = "") -> tuple[Any, st
     check(wanted, device)
     with tempfile.TemporaryDirectory() as scratch:
         directory = base or _directory(model, name, Path(scratch))
-        engine = LLM(directory, load_format="auto" if base else "dummy", **arguments(wanted, device))
+        engine = LLM(directory, load_format="auto" if base else "dummy", **arguments(wanted, device),
+                     **({} if device == CPU else _enough_cache(model.config, wanted)))
     # Some models are refused only when they compute: those with heads of 16 numbers are, on the CPU.
     engine.generate({"prompt_token_ids": [0]}, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
     return engine, device
@@ -132,6 +136,21 @@ def arguments(wanted: Start, device: str) -> dict[str, Any]:
     if wanted.quantization == "fp8":
         common["quantization"] = FP8
     return common
+
+
+def _enough_cache(config: Any, wanted: Start) -> dict[str, int]:
+    """For a small model: twice the key-value cache that all its sequences can fill, in the place of `gpu_memory`.
+
+    vLLM lists every block of its share and goes through the list after each version; of a model whose tokens take half
+    a kilobyte a share of a large GPU has millions. Nothing where a configuration does not say what its tokens take.
+    """
+    sizes = [getattr(config, name, None) for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")]
+    if not all(isinstance(size, int) for size in sizes):
+        return {}
+    blocks = 2 * wanted.sequences * -(-config.max_position_embeddings // GPU_CACHE_BLOCK) + wanted.sequences
+    number_bytes = 4 if wanted.dtype == "float32" else 2
+    cache_bytes = blocks * GPU_CACHE_BLOCK * math.prod(sizes) * 2 * number_bytes  # keys and values
+    return {"num_gpu_blocks_override": blocks} if cache_bytes <= SMALL_CACHE_BYTES else {}
 
 
 def _lora_arguments(wanted: Start) -> dict[str, Any]:

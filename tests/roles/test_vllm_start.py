@@ -12,7 +12,7 @@ from cosmos_actor.roles.engine import WAKES, Asleep, EngineError, GenerateItem, 
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.vllm_adapters import RANKS, Slot, room_for, slot_of
 from cosmos_actor.roles.vllm_engine import NOTHING, VllmEngine
-from cosmos_actor.roles.vllm_start import Start, arguments, check, device_of
+from cosmos_actor.roles.vllm_start import SMALL_CACHE_BYTES, Start, _enough_cache, arguments, check, device_of
 from cosmos_actor.roles.vllm_versions import layer_names, own_part, version_setter
 from cosmos_actor.weight_plane.digest import weights_digest
 
@@ -54,6 +54,15 @@ def test_on_a_gpu_decoding_is_graphs_without_compiling_unless_they_are_not_wante
     eager = arguments(wanted(cuda_graphs=False, sleeping=True, quantization="fp8"), "cuda")
     assert eager["enforce_eager"] is True and "compilation_config" not in eager
     assert eager["enable_sleep_mode"] is True and eager["quantization"] == "fp8_per_channel"
+
+
+def test_a_small_model_has_the_cache_that_its_sequences_can_fill_and_not_millions_of_blocks() -> None:
+    tiny = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=2, head_dim=64, max_position_embeddings=40)
+    found = _enough_cache(tiny, wanted(dtype="bfloat16", sequences=256))["num_gpu_blocks_override"]
+    assert 256 * 3 < found < 256 * 8
+    larger = SimpleNamespace(**{**vars(tiny), "num_hidden_layers": 28, "max_position_embeddings": 4096})
+    assert 28 * 2 * 64 * 2 * 2 * 4096 * 256 * 2 > SMALL_CACHE_BYTES and not _enough_cache(larger, wanted())
+    assert not _enough_cache(SimpleNamespace(num_hidden_layers=1, max_position_embeddings=40), wanted())
 
 
 def test_what_only_the_other_build_does_is_refused_when_it_is_seen_which_one_is_there() -> None:

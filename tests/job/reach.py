@@ -63,7 +63,7 @@ class Reach(Environment):
         if self.fault == "hang":
             time.sleep(3600)
         if self.fault == "leak":
-            LEAKED.append(np.ones(50 << 17))  # 50 MiB
+            LEAKED.append(np.ones(8 << 17))  # 8 MiB: on a quick machine 50 in each step left no time for any work
 
 
 class ReachSimulator(Simulator):

@@ -23,6 +23,9 @@ FIRST_STEP = 7
 """After a checkpoint, and with steps to come."""
 STILL_S = 0.3
 """From the question to the end of whoever is to answer."""
+ending: list[int] = []
+"""This controller, once it is to be killed: it goes on until then, and where steps are quick it would strike again, and
+be gone before it killed whom it had stopped."""
 
 
 def run(job: Job) -> None:
@@ -54,7 +57,7 @@ def phase_of(request: Any) -> str:
 def strike(job: Job, now: str) -> None:
     mark, strokes = job.paths.root / "struck", os.environ["STROKES"].split(",")
     done = mark.stat().st_size if mark.exists() else 0
-    if done == len(strokes) or job.step_in_hand < FIRST_STEP + 2 * done:
+    if ending or done == len(strokes) or job.step_in_hand < FIRST_STEP + 2 * done:
         return
     phase, victim, blow = strokes[done].split(":")
     if now != phase:
@@ -66,7 +69,9 @@ def strike(job: Job, now: str) -> None:
     pid = os.getpid() if victim == "controller" else [
         line["pid"] for line in read_json_lines(job.paths.events)
         if line["event"] == "started" and line["actor"] == f"{victim}-0"][-1]
-    if victim != "controller":
+    if victim == "controller":
+        ending.append(pid)
+    else:
         os.kill(pid, signal.SIGSTOP)
     if blow == "kill":
         asyncio.get_running_loop().call_later(STILL_S, os.kill, pid, signal.SIGKILL)

@@ -22,6 +22,7 @@ from cosmos_actor.weight_plane.fanout import BusDesk, FanOutSource
 from cosmos_actor.weight_plane.subscriber import WeightSubscriber
 from cosmos_actor.weight_plane.transports.directory import VersionDirectory
 from cosmos_actor.weight_plane.transports.directory_source import DirectorySource
+from cosmos_actor.weight_plane.transports.interface import TO_GPUS
 from cosmos_actor.weight_plane.transports.reader import TransportReader
 
 ASK_DEADLINE_S = 20.0
@@ -80,7 +81,7 @@ def weight_source(bus: Bus, settings: RunSettings) -> WeightSource:
 
 def _fan_out(bus: Bus, reader: TransportReader, settings: RunSettings) -> FanOutSource | None:
     """None: every bucket comes from the policy itself. Those who pass buckets on do it over streams."""
-    if settings.weights.fan_out == "never" or settings.weights.transport in ("nccl", "cuda_ipc"):
+    if settings.weights.fan_out == "never" or settings.weights.transport in TO_GPUS:
         return None
     return FanOutSource(reader, bus.bulk_store, BusDesk(bus), patience_s=settings.weights.patience_s,
                         budget_bytes=settings.bulk.budget_bytes)

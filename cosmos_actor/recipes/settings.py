@@ -30,6 +30,7 @@ from cosmos_actor.recipes.sections import (
 from cosmos_actor.recipes.simulator_section import NODE, SimulatorSection
 from cosmos_actor.roles.engines import engine_disagreements
 from cosmos_actor.trainer.control_settings import ControlSettings
+from cosmos_actor.weight_plane.transports.interface import TO_GPUS
 
 
 class RunSettings(Settings):
@@ -101,7 +102,7 @@ def _weights_disagreements(settings: RunSettings) -> Iterator[str]:
     if wanted.delta == "always" and wanted.keep < 2:
         yield (f"weights.delta = \"always\" compares with the version before, and weights.keep = {wanted.keep} frees it"
                " first: 2 or more")
-    if wanted.transport in ("nccl", "cuda_ipc"):
+    if wanted.transport in TO_GPUS:
         yield from _gpu_disagreements(settings, f"weights.transport = \"{wanted.transport}\"")
 
 

@@ -6,7 +6,7 @@ Legend: P tokens of a prompt, T tokens of an answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -172,6 +172,38 @@ class Sleeper(Protocol):
     def wake(self, what: Sequence[str]) -> None:
         """Have memory for the parts named (WEIGHTS, KV_CACHE) on the device again. What is awake stays so."""
         ...
+
+
+class AwakeParts:
+    """Which parts of an engine are on its device, for engines that are Sleepers; all of them at first."""
+
+    def __init__(self) -> None:
+        self._parts = set(WAKES)
+
+    def __contains__(self, part: str) -> bool:
+        return part in self._parts
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def add(self, what: Iterable[str]) -> None:
+        self._parts.update(what)
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def need(self, *parts: str) -> None:
+        """Raises Asleep, naming those that are not there."""
+        missing = [part for part in parts if part not in self._parts]
+        if missing:
+            raise Asleep(f"the engine has no {' and no '.join(missing)} on its device: it sleeps while the policy has "
+                         "the GPU (run.colocated_offload)")
+
+
+def check_may_sleep(engine: RolloutEngine) -> None:
+    """Raises EngineError while anything is in flight."""
+    if engine.in_flight:
+        raise EngineError("sequences are in flight, and an engine that goes to sleep has nowhere to keep them")
 
 
 def generate(engine: RolloutEngine, items: Sequence[GenerateItem], sampling: SamplingSettings) -> list[Completion]:

@@ -18,9 +18,8 @@ from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.on_the_plane import digest_on_the_plane, put_right
 from cosmos_actor.weight_plane.publisher import WeightPublisher
 from cosmos_actor.weight_plane.transports.directory_source import written_too
+from cosmos_actor.weight_plane.transports.interface import TO_GPUS
 from cosmos_actor.weight_plane.version import Version
-
-TO_GPUS = ("nccl", "cuda_ipc")
 
 
 def from_device(settings: Any, device: str) -> tuple[bool, str]:

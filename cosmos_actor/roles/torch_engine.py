@@ -20,15 +20,15 @@ from cosmos_actor.roles.engine import (
     WAIT,
     WAKES,
     WEIGHTS,
-    Asleep,
+    AwakeParts,
     Batch,
     Completion,
-    EngineError,
     GenerateItem,
     HeldWeights,
     NoWeights,
     OnNewWeights,
     check_lengths,
+    check_may_sleep,
     check_nothing_in_flight,
     generate,
 )
@@ -78,7 +78,7 @@ class TorchEngine:
         """The first of them, once it was begun."""
         self._made = Made("", "") if fp8 else None
         self._distances: dict[str, float] = {}
-        self._parking, self._awake, self._void = ParkingPlace(self.device), set(WAKES), False
+        self._parking, self._awake, self._void = ParkingPlace(self.device), AwakeParts(), False
         self._counts = {"sequences": 0.0, "tokens": 0.0, "prompt_tokens": 0.0, "seconds": 0.0, "swaps": 0.0}
 
     @classmethod
@@ -98,7 +98,7 @@ class TorchEngine:
 
     def begin(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> Batch:
         """See RolloutEngine.begin."""
-        self._need(*WAKES)
+        self._awake.need(*WAKES)
         self._need_weights()
         batch = Batch(items, sampling)
         if not batch.done:
@@ -110,7 +110,7 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self) -> None:
         """See RolloutEngine.step."""
-        self._need(*WAKES)
+        self._awake.need(*WAKES)
         if not self._batches:
             return
         started = time.perf_counter()
@@ -139,7 +139,7 @@ class TorchEngine:
 
         With fp8 the digest is of what was sent, found in the model before it was rounded there.
         """
-        self._need(WEIGHTS)
+        self._awake.need(WEIGHTS)
         check_nothing_in_flight(self)
         self.held = load_newer(self.model, self.held, tensors, version, digest)
         if self._made is not None:
@@ -153,15 +153,14 @@ class TorchEngine:
 
     def read_back(self) -> str:
         """See RolloutEngine.read_back."""
-        self._need(WEIGHTS)
+        self._awake.need(WEIGHTS)
         self._need_weights()
         now = weights_digest_of(self.model)
         return now if self._made is None else self._made.name(now)
 
     def sleep(self, level: int) -> None:
         """See Sleeper.sleep."""
-        if self.in_flight:
-            raise EngineError("sequences are in flight, and an engine that goes to sleep has nowhere to keep them")
+        check_may_sleep(self)
         if WEIGHTS in self._awake:
             brought = [one for one in named_tensors(self.model).values() if isinstance(one, torch.nn.Parameter)]
             known = {id(one) for one in brought}
@@ -175,17 +174,11 @@ class TorchEngine:
         """See Sleeper.wake."""
         if WEIGHTS in what:
             self._parking.unpark()
-        self._awake.update(what)
+        self._awake.add(what)
 
     def statistics(self) -> dict[str, float]:
         """See RolloutEngine.statistics. fp8/KIND/rms, /max: how far the newest version was rounded."""
         return {**self._counts, **self._distances}
-
-    def _need(self, *parts: str) -> None:
-        missing = [part for part in parts if part not in self._awake]
-        if missing:
-            raise Asleep(f"the engine has no {' and no '.join(missing)} on its device: it sleeps while the policy has "
-                         "the GPU (run.colocated_offload)")
 
     def _need_weights(self) -> None:
         if self._void:

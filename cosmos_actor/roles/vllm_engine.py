@@ -22,7 +22,7 @@ from cosmos_actor.roles.engine import (
     WAIT,
     WAKES,
     WEIGHTS,
-    Asleep,
+    AwakeParts,
     Batch,
     Completion,
     EngineError,
@@ -33,6 +33,7 @@ from cosmos_actor.roles.engine import (
     WeightsLost,
     WeightsRefused,
     check_lengths,
+    check_may_sleep,
     check_nothing_in_flight,
     generate,
 )
@@ -74,7 +75,7 @@ class VllmEngine:
         self._skeleton = skeleton(model, dtype=wanted.dtype)
         self._stop_ids = tuple(stop_ids)
         self._counts = {"sequences": 0.0, "tokens": 0.0, "prompt_tokens": 0.0, "seconds": 0.0, "swaps": 0.0}
-        self._awake = set(WAKES)
+        self._awake = AwakeParts()
         self._adapted, self._sleeping = adapted is not None, wanted.sleeping
         use_threads(wanted.threads)
         self._logprobs_mode = wanted.logprobs_mode
@@ -112,7 +113,7 @@ class VllmEngine:
 
     def begin(self, items: Sequence[GenerateItem], sampling: SamplingSettings) -> Batch:
         """See RolloutEngine.begin. Raises NoWeights before the first `load_weights`."""
-        self._need(*WAKES)
+        self._awake.need(*WAKES)
         batch = Batch(items, sampling)
         if batch.done:
             return batch
@@ -125,7 +126,7 @@ class VllmEngine:
 
     def step(self) -> None:
         """See RolloutEngine.step."""
-        self._need(*WAKES)
+        self._awake.need(*WAKES)
         started = time.perf_counter()
         for batch in self._flights.step():
             self._count(batch)
@@ -146,7 +147,7 @@ class VllmEngine:
         with numbers that are not finite is refused: it could not be read back. Raises WeightsLost when vLLM fails at
         it, or then computes with something else.
         """
-        self._need(WEIGHTS)
+        self._awake.need(WEIGHTS)
         check_offer(self.held, tensors, version, digest)
         check_nothing_in_flight(self)
         offered = self._fitting(tensors, version)
@@ -171,7 +172,7 @@ class VllmEngine:
 
     def read_back(self) -> str:
         """See RolloutEngine.read_back."""
-        self._need(WEIGHTS)
+        self._awake.need(WEIGHTS)
         if self.held == NOTHING:
             raise NoWeights("this engine holds no version")
         return self._loader.read_back()
@@ -191,8 +192,7 @@ class VllmEngine:
                               "started for it, which run.placement = \"colocated\" does")
         if level not in (1, 2):
             raise EngineError(f"there is no sleep of level {level}: 1 keeps the weights on the host, 2 nowhere")
-        if self.in_flight:
-            raise EngineError("sequences are in flight, and an engine that goes to sleep has nowhere to keep them")
+        check_may_sleep(self)
         if not self._awake:
             return
         self.wake(WAKES)  # vLLM sleeps whole
@@ -212,12 +212,7 @@ class VllmEngine:
             raise EngineError(f"{WEIGHTS} wake before {KV_CACHE}")
         if asleep:
             self._llm.llm_engine.wake_up(asleep)
-            self._awake.update(asleep)
-
-    def _need(self, *parts: str) -> None:
-        missing = [part for part in parts if part not in self._awake]
-        if missing:
-            raise Asleep(f"the engine has no {' and no '.join(missing)} on its device: it sleeps")
+            self._awake.add(asleep)
 
     def _started(self, model: str, wanted: Start, adapted: TrainerSettings | None) -> Loader:
         """vLLM, started; the way of versions into it."""

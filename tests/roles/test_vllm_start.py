@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cosmos_actor.actors.errors import BadValue
-from cosmos_actor.roles.engine import WAKES, Asleep, EngineError, GenerateItem, HeldWeights, NoWeights
+from cosmos_actor.roles.engine import WAKES, Asleep, AwakeParts, EngineError, GenerateItem, HeldWeights, NoWeights
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.vllm_adapters import RANKS, Slot, room_for, slot_of
 from cosmos_actor.roles.vllm_engine import NOTHING, VllmEngine
@@ -116,7 +116,7 @@ def engine(sleeping: bool = True, device: str = "cuda", adapted: bool = False) -
     """One that holds version 3, without vLLM."""
     made, vllm = VllmEngine.__new__(VllmEngine), Vllm()
     made.held, made.on_new_weights = HeldWeights(3, "d"), "wait"
-    made._sleeping, made._device, made._adapted, made._awake = sleeping, device, adapted, set(WAKES)
+    made._sleeping, made._device, made._adapted, made._awake = sleeping, device, adapted, AwakeParts()
     made._llm, made._flights = SimpleNamespace(llm_engine=vllm), ()  # type: ignore[assignment]
     made._loader = SimpleNamespace(read_back=lambda: "d")  # type: ignore[assignment]
     return made, vllm

@@ -85,3 +85,5 @@ KINDS = {
                  "GPU to GPU; about a second for the group, once; nobody on that network may be hostile"),
 }
 """By the name in `weights.transport`."""
+TO_GPUS = ("cuda_ipc", "nccl")
+"""Those that bring a version from one GPU's memory into a GPU's, without the host."""

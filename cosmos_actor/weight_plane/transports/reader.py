@@ -17,7 +17,7 @@ from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.bus.errors import BusError
 from cosmos_actor.bus.identity import host_id
 from cosmos_actor.weight_plane.transports.choice import RAW, Choice, End, Topology, choose
-from cosmos_actor.weight_plane.transports.interface import DeviceTransport
+from cosmos_actor.weight_plane.transports.interface import TO_GPUS, DeviceTransport
 from cosmos_actor.weight_plane.transports.raw_client import RawClient
 from cosmos_actor.weight_plane.transports.raw_socket import device_of
 
@@ -110,7 +110,7 @@ class TransportReader:
         return self._raw if choice.transport == "stream" and ref.address.startswith(RAW) else self._bulk
 
     def _device_transport(self, name: str) -> Any:
-        if name not in ("nccl", "cuda_ipc"):
+        if name not in TO_GPUS:
             return None
         if name not in self._on_devices:
             from cosmos_actor.weight_plane.transports.mapped import MappedTransport

@@ -132,7 +132,7 @@ def test_what_is_mapped_of_a_publisher_that_was_killed_is_let_go(popen):
     publisher = DevicePublisherProcess(popen)
     manifest = publisher.publish(1)
     Puller(transport).pull(manifest)
-    talk = transport._talks[manifest.buckets[0].address]
+    talk = transport._askers[manifest.buckets[0].address]
     assert talk._mapped
     publisher.process.kill()
     until = time.monotonic() + 10
@@ -159,7 +159,7 @@ def test_a_bucket_that_is_gone_takes_none_of_those_asked_for_with_it_along(popen
         assert targets[0].any() and not targets[1].any() and all(target.any() for target in targets[2:])
         for target in targets:
             target.zero_()
-        transport._talks[manifest.buckets[0].address]._connection.socket.shutdown(socket.SHUT_RDWR)
+        transport._askers[manifest.buckets[0].address]._connection.socket.shutdown(socket.SHUT_RDWR)
     transport.close()
 
 
@@ -230,7 +230,7 @@ class Slow(MappedTransport):
             await asyncio.to_thread(self.go_on)
             self.all_came.set()
         await self.all_came.wait()
-        mapped = self._talks[ref.address]._mapped
+        mapped = self._askers[ref.address]._mapped
         target.copy_(next(one for (_, bucket), one in mapped.items() if bucket == self.generations[ref.generation]))
 
 

@@ -25,6 +25,7 @@ from cosmos_actor.weight_plane.transports.raw_socket import (
     send,
     set_up,
     shut,
+    take_leave,
 )
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ IDLE_S = 120.0
 """The same for who proved something and then asks for nothing. Askers hang up long before."""
 SEND_S = 30.0
 """An asker that takes nothing for so long keeps an array of the store alive, and the next version may need the room."""
+LEAVE_S = 1.0
+"""For what is still on its way from one that was refused."""
 MAX_CONNECTIONS = 256
 """Beyond it the oldest that has proved nothing is hung up on, or the new one where all have: whoever can only connect
 keeps nobody out who has a reference."""
@@ -162,6 +165,7 @@ class _Conversation:
                 self._refuse(ask, "its owner was started anew")
             elif not same(proof, wire.proof(ask, token, challenge)):
                 self._refuse(ask, "the asker has no valid reference to it")
+                take_leave(self._socket, LEAVE_S)
                 return
             else:
                 self._proved()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from typing import Any
 
 from cosmos_actor.bus.errors import CorruptFrame
@@ -97,3 +98,17 @@ def shut(made: socket.socket) -> None:
         made.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # It was over.
+
+
+def take_leave(made: socket.socket, within_s: float) -> None:
+    """Say nothing more, and take what comes until the other end closes too. A socket that is closed with something
+    unread is reset, and what was said last may be lost on the way or in the other end's buffer."""
+    until = time.monotonic() + within_s
+    try:
+        made.shutdown(socket.SHUT_WR)
+        while (left_s := until - time.monotonic()) > 0:
+            made.settimeout(left_s)
+            if not made.recv(1 << 16):
+                return
+    except OSError:
+        pass  # It was over, or the time is.

@@ -75,6 +75,19 @@ def test_who_has_not_the_token_gets_no_byte_and_is_hung_up_on():
         eventually(lambda: server.statistics()["connections"] == 0, "the hang-up")
 
 
+def test_who_asked_for_more_before_the_refusal_came_hears_why():
+    """Not that the connection was reset."""
+    with store(BUDGET) as made, raw_server(made) as server:
+        ref = elsewhere(made.try_put(pattern(MIB), holder="a"), address=server.address)
+        forged = replace(ref, token=bytes(16))
+        connection = RawConnection(server.address, 5.0)
+        first, *_ = [(connection.ask(wire.PLAIN, forged, 0, 1), time.sleep(0.1))[0] for _ in range(4)]
+        with pytest.raises(BulkGone, match="no valid reference"):
+            connection.answer(first, forged)
+        connection.close()
+        eventually(lambda: server.statistics()["connections"] == 0, "the end of the connection")
+
+
 def test_a_proof_that_was_overheard_holds_for_no_other_connection():
     with store(BUDGET) as made, raw_server(made) as server:
         ref = elsewhere(made.try_put(pattern(MIB), holder="a"), address=server.address)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,3 +20,10 @@ def eventually(look: Callable[[], T], what: str, *, within_s: float = 10.0) -> T
         assert time.monotonic() < until, f"{what} did not happen within {within_s:g} s"
         time.sleep(LOOK_S)
     return value
+
+
+def stop(pid: int) -> None:
+    """Send SIGSTOP, and come back when it stands: until then it may answer once more, and dies of a SIGTERM."""
+    os.kill(pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{pid}/stat")
+    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", f"the stop of process {pid}")

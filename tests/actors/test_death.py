@@ -17,7 +17,7 @@ from cosmos_actor.actors.json_lines import read_json_lines
 from cosmos_actor.actors.keeper import belonging, memory_prefix
 from tests.interpreters import find_python
 from tests.leaks import MARK
-from tests.waiting import eventually
+from tests.waiting import eventually, stop
 
 ROOT = Path(__file__).parents[2]
 PROMISED_S = 5.0
@@ -55,7 +55,7 @@ def test_kill_9_of_the_supervisor_leaves_no_process(popen: Popen, tmp_path: Path
 
 def test_kill_9_of_supervisor_and_keeper_at_once_leaves_none_that_knows_of_death(popen: Popen, tmp_path: Path) -> None:
     job, keeper = start_job(popen, tmp_path, "sleeper", "stubborn", "deep", "old")
-    os.kill(job.pid, signal.SIGSTOP)
+    stop(job.pid)
     os.kill(keeper, signal.SIGKILL)
     job.kill()
     job.wait(PROMISED_S)
@@ -86,7 +86,7 @@ def test_shared_memory_that_a_child_had_made_goes_with_the_supervisor(popen: Pop
 def test_a_stopped_process_goes_too(popen: Popen, tmp_path: Path) -> None:
     job, keeper = start_job(popen, tmp_path, "sleeper", "bare")
     for pid in belonging(MARK) - {job.pid, keeper}:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     job.kill()
     job.wait(PROMISED_S)
     assert eventually(all_gone, "the end of every process", within_s=PROMISED_S)

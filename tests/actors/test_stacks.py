@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
 from cosmos_actor import death
 from cosmos_actor.actors import stacks
 from cosmos_actor.actors.processes import process_state
-from tests.waiting import eventually
+from tests.waiting import eventually, stop
 
 INCARNATION = f"1-{os.getpid()}-stacks"
 HOLDS = """
@@ -48,7 +47,7 @@ def test_nobody_is_asked_for_a_life_that_is_over():
 def test_the_kernel_says_how_a_process_is(popen):
     process = start(popen, "sleep", "60")
     eventually(lambda: process_state(process.pid) == "asleep", "sleeping")
-    process.send_signal(signal.SIGSTOP)
+    stop(process.pid)
     eventually(lambda: process_state(process.pid).startswith("stopped by a signal"), "the stop")
     process.kill()
     process.wait()

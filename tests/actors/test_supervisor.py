@@ -21,6 +21,7 @@ from cosmos_actor.actors.restart_policy import Restart, RestartLimits
 from tests.actors.supervised import MEMORY, SLEEPER, STUBBORN, Job, python
 from tests.interpreters import require_python
 from tests.leaks import MARK
+from tests.waiting import stop
 
 CRASH = "raise ValueError('no model in /models/x')"
 LEAVE_LEFTOVERS = """
@@ -135,7 +136,7 @@ def test_a_stopped_process_is_found_by_its_missing_heartbeat_and_killed_with_a_r
             beating = asyncio.create_task(beat(job))
             await job.logged("rollout-0", "beat\n" * 25)
             assert not job.of("exited"), "beats keep it alive for longer than its heartbeat_s"
-            os.kill(job.of("started")[0]["pid"], signal.SIGSTOP)
+            stop(job.of("started")[0]["pid"])
             exited = await job.event("exited")
             assert exited["reason"].startswith("stuck: no heartbeat for 1.")
             assert exited["reason"].endswith("last seen at batch 3") and exited["signal"] == "SIGKILL"

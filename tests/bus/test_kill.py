@@ -14,6 +14,7 @@ import pytest
 from cosmos_actor.bus import Limits, PeerLost, make_run_keys
 from tests.bus.messages import Number
 from tests.bus.world import ROLES, RUN, World, eventually
+from tests.waiting import stop
 
 Popen = Callable[..., "subprocess.Popen[Any]"]
 MESSAGES = 300
@@ -85,7 +86,7 @@ def test_a_stopped_process_is_lost_and_refused_when_it_wakes(world: World, consu
         await bus.start(None)
         process, address, _ = consumers.start("rollout-0")
         link = await bus.connect(address, role="rollout", actor="rollout-0")
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         receipt = await link.send_work(Number(1))
         with pytest.raises(PeerLost, match="no frame for 1"):
             await receipt.result(10)

@@ -18,6 +18,7 @@ from tests.bus import strangers
 from tests.bus.messages import Number
 from tests.bus.test_kill import Consumers
 from tests.bus.world import ROLES, RUN, World
+from tests.waiting import stop
 
 LOST_AFTER_S = 3.0
 LIMITS = Limits(heartbeat_interval_s=0.2, lost_after_s=LOST_AFTER_S)
@@ -48,7 +49,7 @@ class Scene:
         process, address, _ = self.consumers.start("rollout-0")
         link = await near.connect(address, role="rollout", actor=wanted_actor)
         assert (await link.call(Number(1), deadline_s=10)).value == 2
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         receipts = [await link.send_work(Number(value)) for value in range(20)]
         os.kill(process.pid, signal.SIGKILL)
         process.wait(10)

@@ -29,7 +29,7 @@ from tests.cli import heads
 from tests.cli.conftest import Cli
 from tests.cli.sample_run import make_run
 from tests.job.runs import Run
-from tests.waiting import eventually
+from tests.waiting import eventually, stop
 
 # -- the rule, without sockets -----------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ def test_a_stopped_process_of_a_real_job_is_named(cli: Cli, run: Run) -> None:
     run.until_step(1)
     eventually(lambda: cli("check", "--live", str(run.directory)).code == 0, "every edge is up", within_s=60.0)
     pid = run.pid("reward-0")
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         answer = cli("check", "--live", str(run.directory))
         assert answer.code == 1

@@ -12,7 +12,7 @@ import pytest
 
 from cosmos_actor.cli.app import run as command
 from tests.job.runs import Run
-from tests.waiting import eventually
+from tests.waiting import eventually, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DAMAGED = 7
@@ -84,7 +84,7 @@ def test_what_every_engine_of_a_running_job_holds_is_proved(run: Run, capfd: Any
     held = eventually(held_by_status, "status says what each holds", within_s=60.0)
     assert all(len(weights["digest"]) == 64 and weights["since"] > 0 for weights in held.values())
     pid = run.pid("rollout-1")
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         code, found = verify("--deadline", "2")
         [silent] = [row for row in found["actors"] if row["actor"] == "rollout-1"]

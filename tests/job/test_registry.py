@@ -15,7 +15,7 @@ import pytest
 from cosmos_actor.actors.json_lines import read_json_lines
 from tests.job.runs import START_S, Run
 from tests.job.test_whole_job import join_command, rollouts_that_answered
-from tests.waiting import eventually
+from tests.waiting import eventually, stop
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -69,7 +69,7 @@ def test_a_stopped_registry_is_replaced_and_a_job_that_ends_meanwhile_ends_well(
     process = run.start(sets=["run.steps=30"])
     run.until_step(6)
     pid = run.pid("registry-0")
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     run.wait(process)
     assert [event["reason"] for event in run.events("killing")][:1][0].startswith("stuck: it takes no link")
     assert "registry-0" in {event["actor"] for event in run.events("restarting")}
@@ -84,7 +84,7 @@ def test_a_joined_rollout_that_was_cut_off_comes_back_as_a_new_life(run, popen, 
     with told.open("wb") as output:
         joined = popen([*join_command(run), "--name", "rollout-far"], stderr=output)
     eventually(lambda: "rollout-far" in rollouts_that_answered(run), "an answer of it", within_s=START_S)
-    os.kill(joined.pid, signal.SIGSTOP)
+    stop(joined.pid)
     eventually(lambda: run.events("departed"), "word that it is gone", within_s=START_S)
     os.kill(joined.pid, signal.SIGCONT)
     eventually(lambda: len(run.events("joined")) == 2, "its second life", within_s=START_S)

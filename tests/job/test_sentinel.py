@@ -17,7 +17,7 @@ import pytest
 from tests.job.misbehaving import ORDERS, order
 from tests.job.runs import COMMAND, START_S, Run, environment
 from tests.project.source import ROOT
-from tests.waiting import eventually
+from tests.waiting import eventually, stop
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -100,7 +100,7 @@ def why_until(watched: Watched, cause: str, line: str) -> dict[str, Any]:
 def test_a_stopped_process_is_reported_and_named(watched):
     pid = watched.run.pid("rollout-0")
     begun = time.time()
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         reason = watched.report("silent", "rollout-0", begun)["reason"]
         assert f"process {pid} is stopped by a signal" in reason
@@ -164,7 +164,7 @@ def test_a_stop_does_not_wait_for_a_step_that_a_silent_role_can_not_finish(tmp_p
     run = Run(tmp_path, popen)
     process = run.start(sets=["run.steps=100000", "run.checkpoint_every=1000000"])
     run.until_step(6)
-    os.kill(run.pid("rollout-0"), signal.SIGSTOP)
+    stop(run.pid("rollout-0"))
     eventually(lambda: run.events("stuck"), "the report of rollout-0", within_s=REPORTED_S)
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)

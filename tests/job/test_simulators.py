@@ -17,7 +17,7 @@ import pytest
 from cosmos_actor.actors.json_lines import read_json_lines
 from tests.job.runs import COMMAND, START_S, Run, environment
 from tests.project.source import ROOT
-from tests.waiting import eventually
+from tests.waiting import eventually, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RECIPE = """
@@ -164,7 +164,7 @@ def test_deaths_cost_no_step_and_no_episode_counts_twice(run):
 def test_a_stopped_simulator_is_named_and_its_work_goes_on_at_another(run):
     process = run.start(sets=["sim.count=2", "sim.envs=2", "run.steps=100000", "run.checkpoint_every=100000"])
     run.until_step(4)
-    os.kill(run.pid("simulator-1"), signal.SIGSTOP)
+    stop(run.pid("simulator-1"))
     eventually(lambda: [event for event in run.events("stuck") if event["actor"] == "simulator-1"],
                "the report of the stopped simulator", within_s=30.0)
     eventually(lambda: any(line in why(run) for line in SILENT), "why naming it", within_s=30.0)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.job.test_simulators import SimRun
 from tests.job.test_simulators import run as run  # a fixture
+from tests.waiting import stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 AHEAD = ["run.max_staleness=1", "sim.count=3", "sim.envs=2", "run.eval_every=5", "sim.eval_trials=10"]
@@ -56,7 +57,7 @@ def test_deaths_and_a_stop_cost_no_step_and_no_episode_counts_twice(run):
     process = run.start("--resume")
     run.until_step(22)
     stopped = run.pid("simulator-1")
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     time.sleep(8.0)
     os.kill(stopped, signal.SIGCONT)
     run.wait(process)

@@ -19,7 +19,7 @@ from tests.interpreters import require_python
 from tests.job.runs import START_S, Run
 from tests.netns import Host
 from tests.project.conftest import clean_environment
-from tests.waiting import eventually
+from tests.waiting import eventually, stop
 
 pytestmark = [pytest.mark.heavy, pytest.mark.netns, pytest.mark.timeout(900),
               pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))]
@@ -94,7 +94,7 @@ def test_all_are_used_and_nothing_counts_twice_whatever_becomes_of_them(
         simulators["near"] = attach(here, new, job, "near", tmp_path)
         job.until_all_ran(everybody, "the killed one's successor")
 
-        os.kill(simulators["old"].pid, signal.SIGSTOP)
+        stop(simulators["old"].pid)
         begun, before = time.monotonic(), job.step
         job.until_step(before + 3)
         print(f"\n3 steps beside a stopped simulator after {time.monotonic() - begun:.1f} s")

@@ -16,7 +16,7 @@ from cosmos_actor import death
 from cosmos_actor.simulator_bridge import orphans
 from cosmos_actor.simulator_bridge.far_end import LEAVE_S, Letter, command
 from cosmos_actor.simulator_bridge.mistakes import Mistake
-from tests.waiting import eventually
+from tests.waiting import eventually, stop
 
 ROOT = Path(__file__).parents[2]
 FAR_END = [sys.executable, "-m", "cosmos_actor.simulator_bridge.far_end"]
@@ -89,7 +89,7 @@ def test_one_that_is_stopped_is_killed_with_all_that_it_has_started(popen: Any) 
     process = start(popen, LEAVES_ONE)
     child = told(process)
     everybody = eventually(lambda: two(process.pid), "the one that it leaves")
-    os.kill(child, signal.SIGSTOP)
+    stop(child)
     begun = time.monotonic()
     process.stdin.close()  # type: ignore[union-attr]
     assert process.wait(LEAVE_S + 5.0) == 128 + 9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from cosmos_actor.bus.schema import decode
 from cosmos_actor.weight_plane.manifest import Manifest
 from cosmos_actor.weight_plane.transports.raw_client import RawClient
 from cosmos_actor.weight_plane.transports.raw_server import RawServer
+from tests.waiting import stop
 
 DEADLINE_S = 20.0
 QUICK = BulkSettings(overdue_s=0.5, lost_s=0.3)
@@ -42,8 +42,7 @@ class Publisher:
 
     def stop(self) -> None:
         """Alive, and silent."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)  # until it has: on a busy machine it may answer once more before
+        stop(self.process.pid)
 
 
 @contextmanager

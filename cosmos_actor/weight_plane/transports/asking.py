@@ -93,6 +93,8 @@ class Asker(ABC):
         """A connection to the publisher, which is there from now on."""
         self.doing = f"{self._address} was dialled"
         self._connection = RawConnection(self._address, self._overdue_s)
+        if self._over:  # It found no connection to close.
+            raise ConnectionError("the reader is closed")
         return self._connection
 
     def drop(self) -> None:

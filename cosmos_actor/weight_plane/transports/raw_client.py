@@ -144,6 +144,7 @@ class RawClient:
             lane.hang_up()
         for lane in lanes:
             lane.join(STOP_WITHIN_S)
+            lane.tell(BulkGone(CLOSED))  # It may still dial.
         for source in sources:
             self.fail_all(source, BulkGone(CLOSED))
 
@@ -241,11 +242,18 @@ class _Lane(threading.Thread):
         if connection is not None:
             connection.close()
 
+    def tell(self, error: BusError) -> None:
+        """Whoever waits for what it has on its way."""
+        for piece in tuple(self._asked):
+            piece.fetch.end(error)
+
     def _bring(self, piece: _Piece) -> None:
         """This piece, and those that can be asked for while it comes."""
         self._asked.append(piece)  # Before anything that may fail: what stands there is never lost.
         if self._connection is None:
             self._connection = RawConnection(self.source.address, self._client.settings.overdue_s)
+            if self._client.closing:  # which found no connection to hang up
+                raise ConnectionError(CLOSED)
             self.source.down_since = None
         self._ask(piece)
         while self._asked:

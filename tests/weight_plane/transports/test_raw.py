@@ -19,6 +19,7 @@ from cosmos_actor.bus.bulk.settings import MIB
 from cosmos_actor.bus.errors import BulkCorrupt, BulkGone, BusError, CorruptFrame, DeadlineExceeded
 from cosmos_actor.weight_plane.digest import weights_digest
 from cosmos_actor.weight_plane.subscriber import WeightSubscriber
+from cosmos_actor.weight_plane.transports import raw_client as raw_client_module
 from cosmos_actor.weight_plane.transports import raw_server as raw_server_module
 from cosmos_actor.weight_plane.transports import raw_wire as wire
 from cosmos_actor.weight_plane.transports.interface import TransportLost
@@ -384,6 +385,37 @@ def test_a_fetch_that_is_given_up_leaves_the_lanes_to_others():
             return await client.fetch(ref, deadline_s=DEADLINE_S)
 
         assert np.array_equal(asyncio.run(give_up_then_fetch()), pattern(16 * MIB))
+
+
+@pytest.mark.parametrize("where", ["dialling", "greeting"])
+def test_a_client_that_closes_tells_who_waits_for_a_connection(monkeypatch, where):
+    """Which it can not hang up, since it has none yet."""
+    monkeypatch.setattr(raw_client_module, "STOP_WITHIN_S", 1.0)
+    dialled = threading.Event()
+
+    class Slow(RawConnection):
+        def __init__(self, *words) -> None:
+            dialled.set()
+            super().__init__(*words)
+            time.sleep(0.5)
+
+    monkeypatch.setattr(raw_client_module, "RawConnection", Slow)
+    with store(BUDGET) as made, raw_client(replace(QUICK, overdue_s=20.0)) as client, contextlib.ExitStack() as stack:
+        ref = made.try_put(pattern(MIB), holder="a")
+        if where == "dialling":
+            address = stack.enter_context(misbehaving(ref, lambda made, ask, challenge: True))
+        else:
+            silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            address = f"raw://127.0.0.1:{silent.getsockname()[1]}"
+
+        async def close_under_it():
+            task = asyncio.ensure_future(client.fetch(elsewhere(ref, address=address), deadline_s=DEADLINE_S))
+            await asyncio.to_thread(dialled.wait, 10)
+            await asyncio.to_thread(client.close)
+            await asyncio.wait_for(task, 2.0)
+
+        with pytest.raises(BulkGone, match="the reader is closed"):
+            asyncio.run(close_under_it())
 
 
 def test_a_client_that_closes_tells_who_waits():

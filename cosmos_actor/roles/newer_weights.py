@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from cosmos_actor.roles.engine import HeldWeights, StaleWeights, WeightsRefused, WeightsSpoiled
 from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
-from cosmos_actor.weight_plane.flat import digest_offered
+from cosmos_actor.weight_plane.flat import FlatTensors, digest_offered
+
+Name = TypeVar("Name", str, int)
 
 
 def load_newer(model: torch.nn.Module, held: HeldWeights, tensors: Mapping[str, Any], version: int,
@@ -38,15 +40,20 @@ def check_offer(held: HeldWeights, tensors: Mapping[str, Any], version: int, dig
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
     """The first of `tensors` with a number that is not finite; empty: there is none. A device is waited for once."""
-    floats = {name: one for name, one in tensors.items() if one.is_floating_point() and one.numel()}
-    if not floats:
+    if isinstance(tensors, FlatTensors) and not _not_finite(dict(enumerate(tensors.flat.runs()))):
         return ""
+    return next(iter(_not_finite(tensors)), "")
+
+
+def _not_finite(tensors: Mapping[Name, torch.Tensor]) -> list[Name]:
+    """Whose numbers are not all finite, in order."""
+    floats = {name: one for name, one in tensors.items() if one.is_floating_point() and one.numel()}
     # The least and the largest tell, at a tenth of the time of looking at each.
     ends = [torch.stack(torch.aminmax(one)).isfinite().all() for one in floats.values()]
     devices: dict[torch.device, list[int]] = {}
     for number, end in enumerate(ends):
         devices.setdefault(end.device, []).append(number)
-    wrong = [number for numbers in devices.values()
+    wrong = {number for numbers in devices.values()
              for number, right in zip(numbers, torch.stack([ends[number] for number in numbers]).tolist(), strict=True)
-             if not right]
-    return list(floats)[min(wrong)] if wrong else ""
+             if not right}
+    return [name for number, name in enumerate(floats) if number in wrong]

@@ -84,6 +84,7 @@ class VllmEngine:
         except (ValueError, RuntimeError, NotImplementedError, NotFoundInVllm) as error:
             raise BadValue(f"vLLM can not serve {model}: {reason(error)}; rollout.engine = \"torch\" may",
                            setting="rollout.engine") from error
+        self._own = named_tensors(self._skeleton)
         request = adapter_request() if adapted is not None else None
         self._flights = Flights(self._llm, self._parameters, joining, request)
 
@@ -258,7 +259,7 @@ class VllmEngine:
 
     def _fitting(self, tensors: Mapping[str, np.ndarray], version: int) -> dict[str, torch.Tensor]:
         try:
-            offered = fitting(self._skeleton, tensors)
+            offered = fitting(self._own, tensors)
         except WeightsDoNotFit as error:
             raise WeightsRefused(f"version {version}: {error}") from error
         wrong = first_not_finite(offered)

@@ -8,7 +8,7 @@ anew, and CUDA graphs, which know their addresses, compute with what is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class InPlace:
         another: it would be rounded on its way."""
         self._model = model
         self._found = {name: place for name, place in found.items() if size(place.box)}
+        self._modules = {place.module: model.get_submodule(place.module) for place in self._found.values()}
+        self._ends = _ends(self._found.values())
         for name, rows in self._rows().items():
             if rows.dtype != dtypes[name]:
                 raise NotFoundInVllm(f"vLLM's {found[name].module} has {rows.dtype} for {name} of {dtypes[name]}")
@@ -60,7 +62,7 @@ class InPlace:
         """Name -> digest of the rows that vLLM computes with, summed where they are. Raises TwoMatrices when a tied
         head has another matrix than its embedding."""
         for head, table in self._heads:
-            own, other = head.weight, self._model.get_submodule(self._found[table].module).weight
+            own, other = head.weight, self._modules[self._found[table].module].weight
             if (own.data_ptr(), own.shape, own.stride()) != (other.data_ptr(), other.shape, other.stride()):
                 raise TwoMatrices(f"vLLM's output head computes with another matrix than {table}, which it is tied to")
         return tensor_digests_on(self._rows())
@@ -79,18 +81,14 @@ class InPlace:
                 for name, place in self._found.items()}
 
     def _padding(self) -> Iterator[torch.Tensor]:
-        ends: dict[tuple[str, str], tuple[int, Place]] = {}
-        for place in self._found.values():
-            key, end = (place.module, place.parameter), place.start + place.rows
-            if key not in ends or end > ends[key][0]:
-                ends[key] = end, place
-        for end, place in ends.values():
-            rest = self._parameter(place)[end:]
-            if rest.numel():
-                yield rest
+        for place in self._ends:
+            parameter, end = self._parameter(place), place.start + place.rows
+            if len(parameter) > end:
+                yield parameter[end:]
 
     def _parameter(self, place: Place) -> torch.Tensor:
-        parameter: torch.Tensor = self._model.get_submodule(place.module).get_parameter(place.parameter)
+        """As the module has it now."""
+        parameter: torch.Tensor = getattr(self._modules[place.module], place.parameter)
         return parameter.data
 
     def _tied(self) -> Iterator[tuple[Any, str]]:
@@ -98,6 +96,14 @@ class InPlace:
             yield from tied_heads(self._model, self._found)
         except KeyError as error:
             raise NotFoundInVllm("vLLM's output head has a matrix of its own, and the model has none for it") from error
+
+
+def _ends(found: Iterable[Place]) -> list[Place]:
+    """Of each parameter, the place of its last rows."""
+    last: dict[tuple[str, str], Place] = {}
+    for place in sorted(found, key=lambda place: place.start + place.rows):
+        last[place.module, place.parameter] = place
+    return list(last.values())
 
 
 def _settle(rows: Mapping[str, torch.Tensor]) -> None:

@@ -16,6 +16,7 @@ import torch
 from cosmos_actor.trainer.adapter import BASE_DIGEST, adapter_tensors, is_adapted
 from cosmos_actor.trainer.models import saved_buffers
 from cosmos_actor.weight_plane.device_digest import array_of, copy_all, weights_digest_on
+from cosmos_actor.weight_plane.flat import FlatTensors
 
 BUCKET_BYTES = 256 << 20
 # As much again is needed on the device while a bucket is gathered.
@@ -66,14 +67,14 @@ def weights_digest_of(module: torch.nn.Module) -> str:
 
 def load_whole(module: torch.nn.Module, tensors: Mapping[str, Any]) -> None:
     """Copy `tensors` into the module. Raises WeightsDoNotFit, before anything is written, if any does not fit."""
-    ready, own = fitting(module, tensors), named_tensors(module)
+    own = named_tensors(module)
+    ready = fitting(own, tensors)
     copy_all([own[name] for name in ready], list(ready.values()))
 
 
-def fitting(module: torch.nn.Module, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """`tensors`, arrays or torch's on any device, as the module's own kind, by name; none of these is moved or copied.
-    The module may be on the meta device. Raises WeightsDoNotFit."""
-    own = named_tensors(module)
+def fitting(own: Mapping[str, torch.Tensor], tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """`tensors`, arrays or torch's on any device, as `own`'s kind, by name; none of these is moved or copied, and a
+    flat's stay its. own: a module's, which may be on the meta device. Raises WeightsDoNotFit."""
     _check_names(set(own), set(tensors))
     offered = {name: _as_tensor(array, own[name].dtype) for name, array in tensors.items()}
     _check_kinds(own, offered)
@@ -81,7 +82,7 @@ def fitting(module: torch.nn.Module, tensors: Mapping[str, Any]) -> dict[str, to
         theirs, ours = (bytes(digest.cpu().numpy()).hex()[:16] for digest in (offered[BASE_DIGEST], own[BASE_DIGEST]))
         raise WeightsDoNotFit(f"the adapter is for a base with digest {theirs}, the base here has {ours}: policy.model "
                               "is not the same files everywhere")
-    return offered
+    return FlatTensors(tensors.flat, offered) if isinstance(tensors, FlatTensors) else offered
 
 
 def _check_names(own: set[str], offered: set[str]) -> None:

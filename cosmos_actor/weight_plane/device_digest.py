@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ import torch
 from cosmos_actor.weight_plane.digest import (
     BLOCK_WORDS,
     LANES,
+    block_count,
     combined_digest,
     digest_of_sums,
     keys,
@@ -37,6 +39,10 @@ TRIAL_BLOCKS = 7
 
 SumBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """See `device_kernel.sum_blocks`."""
+SumScattered = Callable[[tuple[tuple[int, int], ...], torch.Tensor, torch.Tensor], None]
+"""See `device_kernel.sum_scattered`."""
+KERNEL_ALIGNED_BYTES = 16
+"""Where a tensor must begin and end for it."""
 
 
 def tensor_digest_on(tensor: torch.Tensor) -> bytes:
@@ -50,15 +56,21 @@ def weights_digest_on(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def tensor_digests_on(tensors: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
-    """Name -> `tensor_digest`. What is on the host is computed there, by numpy; on a device, a pass for many tensors,
-    which are packed for it."""
+    """Name -> `tensor_digest`. What is on the host is computed there, by numpy; on a device, a pass for all tensors,
+    where they lie, or packed into one buffer for it."""
     found = tensor_digests({name: array_of(one) for name, one in tensors.items() if one.device.type == "cpu"})
     elsewhere: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, one in tensors.items():
         if name not in found:
             elsewhere.setdefault(one.device, {})[name] = one.detach()
     for device, members in elsewhere.items():
-        found.update(tensor_digests_packed(members, device))
+        kernel = scattered_kernel_of(device)
+        well = {} if kernel is None else {name: one for name, one in members.items() if _lies_well(one)}
+        rest = {name: one for name, one in members.items() if name not in well}
+        if kernel is not None and well:
+            found.update(_where_they_lie(well, kernel))
+        if rest:
+            found.update(tensor_digests_packed(rest, device))
     return {name: found[name] for name in tensors}
 
 
@@ -80,6 +92,27 @@ def tensor_digests_packed(
         copy_all([_view(scratch, layout, name, tensors[name].dtype) for name in names], [tensors[n] for n in names])
         sums.append(block_sums_on(scratch[:size]))
     return digests_of_sums(layout, sums_on_host(sums))
+
+
+def _lies_well(tensor: torch.Tensor) -> bool:
+    return (tensor.numel() > 0 and tensor.is_contiguous() and tensor.data_ptr() % KERNEL_ALIGNED_BYTES == 0
+            and tensor.nbytes % KERNEL_ALIGNED_BYTES == 0)
+
+
+def _where_they_lie(tensors: Mapping[str, torch.Tensor], kernel: SumScattered) -> dict[str, bytes]:
+    """Name -> `tensor_digest` of tensors of one device that lie well for the kernel."""
+    ends = np.cumsum([block_count(one.nbytes) for one in tensors.values()])
+    device = next(iter(tensors.values())).device
+    sums = torch.empty((int(ends[-1]), LANES), dtype=torch.int64, device=device)
+    kernel(tuple(map(_place, tensors.values())), _keys(device), sums)
+    parts = np.split(sums.cpu().numpy(), ends[:-1])
+    return {name: digest_of_sums(dtype_name(one), one.shape, part)
+            for (name, one), part in zip(tensors.items(), parts, strict=True)}
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Its address, and how many words it has."""
+    return tensor.data_ptr(), tensor.nbytes // WORD_BYTES
 
 
 def buffer_sums(buffers: Sequence[torch.Tensor]) -> list[np.ndarray]:
@@ -134,14 +167,25 @@ def sum_eagerly(words: torch.Tensor, lanes: torch.Tensor, sums: torch.Tensor) ->
 @lru_cache(maxsize=16)
 def kernel_of(device: torch.device) -> SumBlocks | None:
     """Triton's kernel, if it works on `device`; None: torch's operations do."""
+    return _tried("sum_blocks", agrees, device)
+
+
+@lru_cache(maxsize=16)
+def scattered_kernel_of(device: torch.device) -> SumScattered | None:
+    """The same for tensors that lie anywhere; None: they are packed."""
+    return _tried("sum_scattered", agrees_where_they_lie, device)
+
+
+def _tried(name: str, agrees: Callable[[Any, torch.device], bool], device: torch.device) -> Any:
     if device.type != "cuda":
         return None
     try:
-        from cosmos_actor.weight_plane.device_kernel import sum_blocks
+        from cosmos_actor.weight_plane import device_kernel
 
-        if agrees(sum_blocks, device):
-            return sum_blocks
-        log.warning("the kernel for digests finds other sums than torch on %s: it is not used", device)
+        kernel = getattr(device_kernel, name)
+        if agrees(kernel, device):
+            return kernel
+        log.warning("the kernel %s for digests finds other sums than torch on %s: it is not used", name, device)
     except Exception as error:  # of any kind: no triton, no compiler, a GPU that it does not know
         log.info("digests are computed by torch's own operations on %s: %s: %s", device, type(error).__name__, error)
     return None
@@ -149,15 +193,29 @@ def kernel_of(device: torch.device) -> SumBlocks | None:
 
 def agrees(sum_blocks: SumBlocks, device: torch.device) -> bool:
     """Whether it finds the sums that torch finds, for words of every size and sign."""
+    words = _trial_words(device)
+    expected, found = (torch.zeros((TRIAL_BLOCKS, LANES), dtype=torch.int64, device=device) for _ in range(2))
+    sum_eagerly(words, _keys(device), expected)
+    sum_blocks(words, _keys(device), found)
+    return torch.equal(expected, found)
+
+
+def agrees_where_they_lie(sum_scattered: SumScattered, device: torch.device) -> bool:
+    """The same, for tensors that begin and end anywhere in a block."""
+    words = _trial_words(device).reshape(-1)
+    tensors = [words, words[BLOCK_WORDS + 8 :], words[4 : 4 + 2 * BLOCK_WORDS], words[8:BLOCK_WORDS], words[:4]]
+    expected = torch.cat([block_sums_on(one) for one in tensors])
+    found = torch.full_like(expected, -1)
+    sum_scattered(tuple(map(_place, tensors)), _keys(device), found)
+    return torch.equal(expected, found)
+
+
+def _trial_words(device: torch.device) -> torch.Tensor:
     drawn = torch.Generator().manual_seed(0)
     words = torch.randint(-(1 << 31), (1 << 31) - 1, (TRIAL_BLOCKS, BLOCK_WORDS), generator=drawn, dtype=torch.int64)
     words = words.to(torch.int32)
     words[0], words[1, ::2], words[1, 1::2] = 0, -(1 << 31), (1 << 31) - 1
-    mine = words.to(device)
-    expected, found = (torch.zeros((TRIAL_BLOCKS, LANES), dtype=torch.int64, device=device) for _ in range(2))
-    sum_eagerly(mine, _keys(device), expected)
-    sum_blocks(mine, _keys(device), found)
-    return torch.equal(expected, found)
+    return words.to(device)
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -66,9 +66,14 @@ def digest_of(dtype: str, shape: Iterable[int], payload: np.ndarray) -> bytes:
 
 def digest_of_sums(dtype: str, shape: Iterable[int], sums: np.ndarray) -> bytes:
     """`tensor_digest` from `block_sums` of the tensor's bytes."""
-    made = hashlib.sha256(json.dumps([dtype, [int(size) for size in shape]]).encode())
+    made = _begun(dtype, tuple(shape)).copy()
     made.update(np.ascontiguousarray(sums, "<i8").data)
     return made.digest()
+
+
+@lru_cache(maxsize=4096)
+def _begun(dtype: str, shape: tuple[int, ...]) -> hashlib._Hash:
+    return hashlib.sha256(json.dumps([dtype, [int(size) for size in shape]]).encode())
 
 
 def tensor_digests(tensors: Mapping[str, np.ndarray]) -> dict[str, bytes]:

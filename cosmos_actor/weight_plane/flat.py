@@ -54,6 +54,16 @@ class Flat:
         """Name -> `tensor_digest` of what lies there now, in one pass over the bytes."""
         return digests_of_sums(self.layout, buffer_sums(self.buffers))
 
+    def runs(self) -> list[torch.Tensor]:
+        """All that lies there, gaps and their zeros too: a view for all tensors of one dtype that follow each other."""
+        found: list[tuple[str, int, int, int]] = []
+        for name, (dtype, _) in self.layout.contents.items():
+            bucket, offset, nbytes = self.layout.places[name]
+            if found and found[-1][:2] == (dtype, bucket):
+                offset = found.pop()[2]
+            found.append((dtype, bucket, offset, self.layout.places[name].offset + nbytes))
+        return [self.buffers[bucket][begin:end].view(getattr(torch, dtype)) for dtype, bucket, begin, end in found]
+
     def _view(self, name: str) -> torch.Tensor:
         (dtype, shape), place = self.layout.contents[name], self.layout.places[name]
         payload = self.buffers[place.bucket][place.offset : place.offset + place.nbytes]

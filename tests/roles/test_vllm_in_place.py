@@ -15,9 +15,10 @@ import torch
 from cosmos_actor.roles.newer_weights import first_not_finite
 from cosmos_actor.roles.vllm_in_place import BUCKET_BYTES, InPlace, _buckets
 from cosmos_actor.roles.vllm_weights import NotFoundInVllm, Place, TwoMatrices, locate
-from cosmos_actor.weight_plane.device_digest import array_of, tensor_digest_on, weights_digest_on
+from cosmos_actor.weight_plane.device_digest import array_of, dtype_name, tensor_digest_on, weights_digest_on
 from cosmos_actor.weight_plane.digest import weights_digest
-from cosmos_actor.weight_plane.flat import digest_offered
+from cosmos_actor.weight_plane.flat import Flat, digest_offered
+from cosmos_actor.weight_plane.flat_layout import arranged
 
 HEADS = "vllm.model_executor.layers.vocab_parallel_embedding"
 
@@ -163,6 +164,12 @@ def test_the_first_tensor_with_a_number_that_is_not_finite_is_named(value: float
     assert first_not_finite(tensors) == first_not_finite({}) == ""
     tensors["v_proj.weight"][1, 2] = tensors["norm.weight"][0] = value
     assert first_not_finite(tensors) == "v_proj.weight"
+    flat = Flat(arranged({name: (dtype_name(one), tuple(one.shape)) for name, one in tensors.items()}),
+                torch.device("cpu"))
+    flat.fill(tensors)
+    assert first_not_finite(flat.tensors()) == "v_proj.weight"
+    flat.fill(version(1))
+    assert first_not_finite(flat.tensors()) == ""
 
 
 @pytest.mark.gpu

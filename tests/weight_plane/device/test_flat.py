@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 from cosmos_actor.weight_plane.device_digest import (  # noqa: E402
     agrees,
+    agrees_where_they_lie,
     array_of,
     block_sums_on,
     copy_all,
     dtype_name,
     kernel_of,
+    scattered_kernel_of,
     sum_eagerly,
+    tensor_digests_on,
     tensor_digests_packed,
     weights_digest_on,
 )
@@ -110,6 +116,43 @@ def test_a_kernel_that_finds_other_sums_is_not_used():
 
     assert agrees(sum_eagerly, CPU) and not agrees(off_by_one, CPU)
     assert kernel_of(CPU) is None
+
+
+def test_a_kernel_that_is_wrong_for_what_lies_anywhere_is_not_used():
+    def of_memory(wrong):
+        def sums_of(places, keys, sums):
+            found = [block_sums_on(torch.frombuffer((ctypes.c_int32 * words).from_address(at), dtype=torch.int32))
+                     for at, words in places]
+            sums.copy_(torch.cat(found))
+            sums[-1, 0] += wrong
+        return sums_of
+
+    assert agrees_where_they_lie(of_memory(0), CPU) and not agrees_where_they_lie(of_memory(1), CPU)
+    assert scattered_kernel_of(CPU) is None
+
+
+def test_runs_are_all_that_lies_there_and_no_more_than_dtypes_change():
+    model = torch_model(1)
+    kinds = 1 + sum(one.dtype != other.dtype for one, other in pairwise(model.values()))
+    for bucket_bytes in (1 << 20, 1 << 30):
+        flat = a_flat(model, bucket_bytes)
+        runs = flat.runs()
+        assert sum(map(torch.count_nonzero, runs)) == sum(map(torch.count_nonzero, model.values()))
+        assert len(runs) < kinds + len(flat.layout.buckets)
+
+
+@pytest.mark.gpu
+def test_tensors_anywhere_on_a_gpu_have_the_digests_of_the_host():
+    pytest.importorskip("triton")
+    device = torch.device("cuda", 0)
+    assert scattered_kernel_of(device) is not None, "it fell back on packing"
+    memory = torch.randn(1 << 20, device=device).to(torch.bfloat16)
+    odd = {"not aligned": memory[1:9], "not whole": memory[:7], "strided": memory.view(1024, 1024)[:, 3:19],
+           "one": memory[0], "none": memory[:0], "rows": memory.view(1024, 1024)[5:700], "block": memory[:1 << 15]}
+    model = {**torch_model(1, "cuda"), **odd}
+    for _ in range(2):
+        assert tensor_digests_on(model) == tensor_digests(arrays_of(model))
+        memory[3] += 1
 
 
 @pytest.mark.gpu

@@ -13,15 +13,11 @@ from typing import Any
 
 import torch
 
+from cosmos_actor.roles.to_device import copy_to_device
 from cosmos_actor.roles.vllm_weights import NotFoundInVllm, Place, TwoMatrices, tied_heads
 from cosmos_actor.weight_plane.device_digest import tensor_digests_on
 from cosmos_actor.weight_plane.digest import combined_digest
 from cosmos_actor.weight_plane.reshard import size
-
-BUCKET_BYTES = 128 << 20
-"""Of pinned memory, twice: one part is filled while the other is on its way."""
-ALIGNED_BYTES = 16
-"""Where each tensor begins in it."""
 
 
 class InPlace:
@@ -50,9 +46,8 @@ class InPlace:
         near = [name for name in rows if offered[name].device.type == rows[name].device.type]
         if near:
             torch._foreach_copy_([rows[name] for name in near], [offered[name] for name in near])
-        far = {name: offered[name] for name in rows if name not in set(near)}
-        if far:
-            _through_pinned_memory(far, rows)
+        far = sorted(set(rows).difference(near))
+        copy_to_device([offered[name] for name in far], [rows[name] for name in far])
         for rest in self._padding():
             rest.zero_()
         _settle(rows)
@@ -110,52 +105,3 @@ def _settle(rows: Mapping[str, torch.Tensor]) -> None:
     """Wait for the device: vLLM may compute on a stream of its own."""
     if any(one.device.type == "cuda" for one in rows.values()):
         torch.cuda.synchronize()
-
-
-def _through_pinned_memory(offered: Mapping[str, torch.Tensor], rows: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors of the host to the device through two pieces of pinned memory, in turn."""
-    pieces = [_Piece(max(BUCKET_BYTES, *(one.nbytes for one in offered.values()))) for _ in range(2)]
-    for number, bucket in enumerate(_buckets(offered)):
-        pieces[number % 2].bring({name: offered[name] for name in bucket}, rows)
-    for piece in pieces:
-        piece.wait()
-
-
-def _buckets(offered: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Names, in order, of tensors that fit into BUCKET_BYTES together; a larger one is alone."""
-    bucket: list[str] = []
-    used = 0
-    for name, tensor in offered.items():
-        if bucket and used + _room(tensor) > BUCKET_BYTES:
-            yield bucket
-            bucket, used = [], 0
-        bucket.append(name)
-        used += _room(tensor)
-    if bucket:
-        yield bucket
-
-
-def _room(tensor: torch.Tensor) -> int:
-    return -(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
-
-
-class _Piece:
-    """Pinned memory that is not written to before what is in it has arrived."""
-
-    def __init__(self, room: int) -> None:
-        self._memory = torch.empty(room + ALIGNED_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._arrived = torch.cuda.Event()
-
-    def bring(self, tensors: Mapping[str, torch.Tensor], rows: Mapping[str, torch.Tensor]) -> None:
-        self.wait()
-        begin, views = 0, []
-        for tensor in tensors.values():
-            view = self._memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            view.copy_(tensor)
-            views.append(view)
-            begin += _room(tensor)
-        torch._foreach_copy_([rows[name] for name in tensors], views, non_blocking=True)
-        self._arrived.record()
-
-    def wait(self) -> None:
-        self._arrived.synchronize()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cosmos_actor.roles.newer_weights import first_not_finite
-from cosmos_actor.roles.vllm_in_place import BUCKET_BYTES, InPlace, _buckets
+from cosmos_actor.roles.vllm_in_place import InPlace
 from cosmos_actor.roles.vllm_weights import NotFoundInVllm, Place, TwoMatrices, locate
 from cosmos_actor.weight_plane.device_digest import array_of, dtype_name, tensor_digest_on, weights_digest_on
 from cosmos_actor.weight_plane.digest import weights_digest
@@ -143,12 +143,6 @@ def test_a_part_of_a_vocabulary_is_found_where_its_layer_keeps_no_rank(monkeypat
         org_vocab_start_index=3, org_vocab_end_index=5)
     found = locate(model, {"embed.weight": torch.Size((5, 8))})
     assert found["embed.weight"] == Place("embed", "weight", 0, 2, ((3, 5), (0, 8)))
-
-
-def test_pinned_memory_is_filled_in_order_and_no_further_than_it_reaches() -> None:
-    meta = {name: torch.empty(size, dtype=torch.uint8, device="meta")
-            for name, size in (("a", 100), ("b", BUCKET_BYTES - 112), ("c", 1), ("d", 2 * BUCKET_BYTES), ("e", 5))}
-    assert list(_buckets(meta)) == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
 def test_tensors_are_compared_with_their_digest_where_they_are() -> None:

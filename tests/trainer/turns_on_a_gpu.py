@@ -47,6 +47,7 @@ def deterministic() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 # ---- the engine's process
@@ -154,7 +155,7 @@ def measure(way: str, model: str = MODEL, device: str = "cuda", steps: int = 3, 
     if level:
         engine.do("sleep", level=level)
     trainer = PolicyTrainer(make_settings(model=model, device=device, publish_dtype="bfloat16", lr=1e-5,
-                                          micro_batch_tokens=8192))
+                                          micro_batch_tokens=2048))
     peak = Peak(where)
 
     def timed(name: str, call: Any) -> Any:

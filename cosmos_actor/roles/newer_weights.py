@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import torch
 
 from cosmos_actor.roles.engine import HeldWeights, StaleWeights, WeightsRefused, WeightsSpoiled
-from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
+from cosmos_actor.trainer.model_weights import WeightsDoNotFit, fitting, named_tensors, weights_digest_of
+from cosmos_actor.weight_plane.device_digest import copy_all
 from cosmos_actor.weight_plane.flat import FlatTensors, digest_offered
 
 Name = TypeVar("Name", str, int)
@@ -22,10 +23,9 @@ def load_newer(model: torch.nn.Module, held: HeldWeights, tensors: Mapping[str, 
     WeightsSpoiled or WeightsRefused; the model is then as before.
     """
     check_offer(held, tensors, version, digest)
-    try:
-        load_whole(model, tensors)
-    except WeightsDoNotFit as error:
-        raise WeightsRefused(f"version {version}: {error}") from error
+    own = named_tensors(model)
+    ready = usable(own, tensors, version)
+    copy_all([own[name] for name in ready], list(ready.values()))
     return HeldWeights(version, weights_digest_of(model))
 
 
@@ -36,6 +36,18 @@ def check_offer(held: HeldWeights, tensors: Mapping[str, Any], version: int, dig
     offered = digest_offered(tensors)
     if offered != digest:
         raise WeightsSpoiled(f"version {version} has digest {offered[:16]}, its manifest says {digest[:16]}")
+
+
+def usable(own: Mapping[str, torch.Tensor], tensors: Mapping[str, Any], version: int) -> dict[str, torch.Tensor]:
+    """`fitting`, with finite numbers only. Raises WeightsRefused: float16, for one, ends at 65504."""
+    try:
+        offered = fitting(own, tensors)
+    except WeightsDoNotFit as error:
+        raise WeightsRefused(f"version {version}: {error}") from error
+    wrong = first_not_finite(offered)
+    if wrong:
+        raise WeightsRefused(f"version {version}: {wrong} has numbers that are not finite")
+    return offered
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -72,6 +72,8 @@ class TorchEngine:
         self.held = HeldWeights(version=-1, digest="")
         self._stop_ids, self._pad_id, self._threads = tuple(stop_ids), pad_id, threads
         self._cuda_graphs = cuda_graphs and self.device.type == "cuda"
+        if self.device.type == "cuda":  # Seen with torch 2.11 on an H200: in a graph it gave other bits every time.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.on_new_weights = on_new_weights
         self._batches: deque[Batch] = deque()
         self._decoding: _Decoding | None = None

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from cosmos_actor.actors.errors import BadValue
 from cosmos_actor.roles.engine import (
@@ -38,7 +37,7 @@ from cosmos_actor.roles.engine import (
     generate,
 )
 from cosmos_actor.roles.engines import vllm_can_not, vllm_logprobs_mode
-from cosmos_actor.roles.newer_weights import check_offer, first_not_finite
+from cosmos_actor.roles.newer_weights import check_offer, usable
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.tokenizer import load_tokenizer
 from cosmos_actor.roles.vllm_adapters import Adapters, adapter_request
@@ -51,7 +50,7 @@ from cosmos_actor.roles.vllm_start import CPU, Start, reason, start
 from cosmos_actor.roles.vllm_steps import Flights
 from cosmos_actor.roles.vllm_versions import version_setter
 from cosmos_actor.roles.vllm_weights import NotFoundInVllm, locate, places
-from cosmos_actor.trainer.model_weights import WeightsDoNotFit, fitting, named_tensors
+from cosmos_actor.trainer.model_weights import named_tensors
 from cosmos_actor.trainer.models import skeleton, use_threads
 from cosmos_actor.trainer.settings import TrainerSettings
 
@@ -151,7 +150,7 @@ class VllmEngine:
         self._awake.need(WEIGHTS)
         check_offer(self.held, tensors, version, digest)
         check_nothing_in_flight(self)
-        offered = self._fitting(tensors, version)
+        offered = usable(self._own, tensors, version)
         before, self.held = self.held, NOTHING
         try:
             held = HeldWeights(version, self._loader.load(offered, version, digest))
@@ -256,16 +255,6 @@ class VllmEngine:
             line = f"vLLM was started with {self._logprobs_mode}, and rollout.top_p or rollout.top_k asks for others"
         if line:
             raise EngineError(line)
-
-    def _fitting(self, tensors: Mapping[str, np.ndarray], version: int) -> dict[str, torch.Tensor]:
-        try:
-            offered = fitting(self._own, tensors)
-        except WeightsDoNotFit as error:
-            raise WeightsRefused(f"version {version}: {error}") from error
-        wrong = first_not_finite(offered)
-        if wrong:
-            raise WeightsRefused(f"version {version}: {wrong} has numbers that are not finite")
-        return offered
 
     def _parameters(self, sampling: SamplingSettings, most: int, seed: int) -> Any:
         from vllm import SamplingParams

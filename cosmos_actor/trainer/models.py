@@ -15,7 +15,7 @@ from cosmos_actor.trainer.model_directory import model_directory
 from cosmos_actor.trainer.model_files import check_directory
 from cosmos_actor.trainer.tiny_model import TINY, TinySpec
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(

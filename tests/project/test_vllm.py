@@ -99,9 +99,11 @@ def test_logprobs_are_those_before_top_k_and_top_p(python: Path, tmp_path: Path)
     assert "rollout.temperature = 0.8" in found["tempered"]
 
 
-def test_bfloat16_is_read_back_to_the_last_bit(python: Path, tmp_path: Path) -> None:
-    found = told(python, tmp_path, QWEN3, "bfloat16")
-    assert found["dtype"] == ["uint16"] and found["digest"] and found["shortest"] >= 1
+@pytest.mark.parametrize(("dtype", "stored"), [("bfloat16", "uint16"), ("float16", "float16")])
+def test_numbers_of_16_bits_are_read_back_to_the_last_bit(
+        python: Path, tmp_path: Path, dtype: str, stored: str) -> None:
+    found = told(python, tmp_path, QWEN3, dtype)
+    assert found["dtype"] == [stored] and found["digest"] and found["shortest"] >= 1
 
 
 def test_a_prompt_that_the_cache_has_no_room_for_names_the_cache(python: Path, tmp_path: Path) -> None:

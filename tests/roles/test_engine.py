@@ -182,6 +182,21 @@ def test_weights_with_another_digest_or_an_old_version_are_refused() -> None:
         engine.load_weights(offered, 1, weights_digest(offered))
 
 
+def test_what_float16_can_not_hold_is_refused_and_the_version_before_serves() -> None:
+    engine = TorchEngine(load_model(MODEL, dtype="float16"), stop_ids=(STOP,), pad_id=0)
+    model = load_model(MODEL, seed=1)
+    for version, scale in ((1, 1.0), (2, 1e6)):
+        model.lm_head.weight.data *= scale
+        offered = {name: array.astype(np.float16) for name, array in host_copies(named_tensors(model).items()).items()}
+        digest = weights_digest(offered)
+        if version == 1:
+            held = engine.load_weights(offered, version, digest)
+            continue
+        with pytest.raises(WeightsRefused, match="version 2: model.embed_tokens.weight has numbers that are not fin"):
+            engine.load_weights(offered, version, digest)
+        assert (engine.held.version, engine.held.digest, engine.read_back()) == (1, held, held)
+
+
 def test_a_prompt_that_does_not_fit_names_the_setting() -> None:
     with pytest.raises(PromptTooLong, match=r"rollout\.max_new_tokens"):
         make_engine().generate(items(), settings(max_new_tokens=60))
@@ -195,6 +210,18 @@ def test_an_engine_is_made_from_a_runs_settings() -> None:
         device="cpu", threads=1, on_new_weights="wait", cuda_graphs=True, quantization="none")))
     assert engine.model.dtype == torch.bfloat16 and engine.held.version == -1
     assert engine.generate(items(2), settings())[0].logprobs.dtype == np.float32
+
+
+@pytest.mark.gpu
+def test_an_answer_in_bfloat16_is_the_same_every_time() -> None:
+    model = load_model("tiny:qwen3?hidden=256&layers=4&heads=4&kv_heads=4&intermediate=512&vocab=32000&positions=256",
+                       dtype="bfloat16", device=torch.device("cuda", 0))
+    engine = TorchEngine(model, stop_ids=(STOP,), pad_id=0)
+    batch = [GenerateItem(np.array([1, *range(3, 4 + number % 4)], np.int32), number, sample)
+             for number in range(8) for sample in range(8)]
+    first = engine.generate(batch, settings(max_new_tokens=100))
+    for _ in range(3):
+        assert all(same(a, b) for a, b in zip(engine.generate(batch, settings(max_new_tokens=100)), first, strict=True))
 
 
 @pytest.mark.gpu

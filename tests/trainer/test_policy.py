@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,12 +204,26 @@ def test_weights_have_one_name_for_a_tied_head_and_are_a_copy() -> None:
     assert weights_digest(trainer.weights()) != before
 
 
-def test_a_published_bfloat16_is_what_the_engine_holds() -> None:
-    trainer = PolicyTrainer(make_settings(publish_dtype="bfloat16"))
+@pytest.mark.parametrize(("name", "stored", "held"), [("bfloat16", np.uint16, torch.bfloat16),
+                                                      ("float16", np.float16, torch.float16)])
+def test_a_published_dtype_is_what_the_engine_holds(name: str, stored: Any, held: torch.dtype) -> None:
+    trainer = PolicyTrainer(make_settings(publish_dtype=name))
     engine = make_engine(trainer)
     assert engine.held.digest == weights_digest(trainer.weights())
-    assert {tensor.dtype for tensor in trainer.weights().values()} == {np.dtype(np.uint16)}
-    assert engine.generate.__self__.model.dtype == torch.bfloat16
+    assert {tensor.dtype for tensor in trainer.weights().values()} == {np.dtype(stored)}
+    assert engine.generate.__self__.model.dtype == held
+    metrics = trainer.grpo_step(sample_groups(engine))
+    assert 0.0 < metrics["mismatch/k3"] < 1e-3
+
+
+def test_float16_is_nearer_to_the_trainer_than_bfloat16_after_an_update() -> None:
+    """bfloat16 loses most of a small step to rounding; float16 has three more bits."""
+    apart = {}
+    for name in ("bfloat16", "float16"):
+        trainer = PolicyTrainer(make_settings(publish_dtype=name, lr=1e-4))
+        for version in range(2):
+            apart[name] = trainer.grpo_step(sample_groups(make_engine(trainer, version)))["mismatch/k3"]
+    assert apart["float16"] < apart["bfloat16"] / 10
 
 
 def test_reset_goes_back_to_the_settings(groups) -> None:

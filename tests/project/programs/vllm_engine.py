@@ -1,6 +1,6 @@
 """Run in vLLM's environment: what its engine says of models that transformers has too. Prints a line of JSON.
 
-    vllm_engine.py MODEL swaps | truncated | bfloat16 | room
+    vllm_engine.py MODEL swaps | truncated | bfloat16 | float16 | room
 """
 
 import json
@@ -163,8 +163,8 @@ def truncated(engine: Any, name: str) -> dict[str, Any]:
     return {**found, "tempered": said(lambda: engine.generate(items(), settings(top_k=2, temperature=0.8)))}
 
 
-def bfloat16(engine: Any, name: str) -> dict[str, Any]:
-    weights = weights_of(make_model(name, 1).to(torch.bfloat16))
+def narrow(engine: Any, name: str) -> dict[str, Any]:
+    weights = weights_of(make_model(name, 1).to(engine._skeleton.dtype))
     right = offer(engine, weights, 1) == weights_digest(weights)
     tokens = [len(answer.tokens) for answer in engine.generate(items(), settings())]
     return {"dtype": sorted({array.dtype.name for array in weights.values()}), "digest": right, "shortest": min(tokens)}
@@ -179,13 +179,13 @@ def room(engine: Any, name: str) -> dict[str, Any]:
 
 def main(name: str, what: str) -> dict[str, Any]:
     engine = VllmEngine(name, stop_ids=(STOP,), wanted=Start(
-        sequences=COUNT, dtype="bfloat16" if what == "bfloat16" else "float32",
+        sequences=COUNT, dtype=what if what.endswith("float16") else "float32",
         logprobs_mode="raw_logprobs" if what == "truncated" else "processed_logprobs"))
     processes = [child.name() for child in psutil.Process().children(recursive=True)]
     if what == "swaps":
         found = {"swaps": swaps(engine, name), "answers": answers_of(engine, name), "head": stale_head(engine, name)}
     else:
-        found = {"truncated": truncated, "bfloat16": bfloat16, "room": room}[what](engine, name)
+        found = {"truncated": truncated, "bfloat16": narrow, "float16": narrow, "room": room}[what](engine, name)
     return {"processes": processes, **found}
 
 

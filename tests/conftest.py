@@ -33,11 +33,12 @@ def open_what_stays_open() -> None:
 open_what_stays_open()
 
 
-def computes_on_a_gpu() -> bool:
+def computes_on_a_gpu(config: pytest.Config) -> bool:
     """CUDA and NCCL keep pipes and sockets from their first use on, for a process's whole life, and leave names in
-    /dev/shm when a process is killed."""
+    /dev/shm when a process is killed, be it another worker's."""
     torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
+    initialised = torch is not None and bool(torch.cuda.is_initialized())
+    return initialised or "gpu" in config.getoption("markexpr").replace("not gpu", "")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,7 +47,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     before = Snapshot.take()
     yield
     leaks = before.leaks()
-    if computes_on_a_gpu():
+    if computes_on_a_gpu(request.config):
         leaks = [leak for leak in leaks if leak.startswith("process")]
     if leaks:
         pytest.fail(f"{request.node.name} left behind: " + "; ".join(leaks), pytrace=False)

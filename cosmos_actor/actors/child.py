@@ -115,7 +115,8 @@ class ChildProcess:
     async def bury(self) -> set[int]:
         """End whatever of this life is left, in whatever session, and its files in /dev/shm; the pids it was."""
         killed = await asyncio.to_thread(keeper.kill_all, f"{death.INCARNATION}={self.incarnation}")
-        await asyncio.to_thread(keeper.remove_memory, self._memory)
+        await asyncio.to_thread(
+            lambda: keeper.remove_memory(self._memory, *keeper.torch_prefixes({self.pid, *killed})))
         return killed
 
     def explain(self, *, asked: bool, killed_because: str | None, out_of_memory: bool) -> ExitReason:

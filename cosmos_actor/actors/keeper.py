@@ -3,7 +3,7 @@
 Run as a script it is the supervisor's last will: `keeper.py MARK EVENTS_FILE`, standard input a pipe whose other end
 only the supervisor holds. The supervisor writes `+PID` for each leader it starts, `-PID` when that is gone, and
 `done` after an orderly stop. If the pipe closes without `done`, the supervisor was killed, and every process of its
-job is killed within a second; what they had in /dev/shm under the job's prefix goes after them.
+job is killed within a second; what they had in /dev/shm under the job's prefix, or torch's, goes after them.
 
 A process belongs to a job if its environment at its start carried the mark, if it is in a leader's session, or if it
 descends from one that does. Standard library only; the script imports nothing of this package, so that it starts in
@@ -68,11 +68,18 @@ def memory_prefix(supervisor: str, incarnation: str = "") -> str:
     return "-".join(["cosmos", supervisor.replace(":", "-"), *([incarnation] if incarnation else []), ""])
 
 
-def remove_memory(prefix: str) -> None:
+def torch_prefixes(pids: Collection[int]) -> list[str]:
+    """How the names begin that torch gives the counts of a process's CUDA handles; a process that is killed leaves
+    them. Of those that are gone only: a number may be another process's already."""
+    return [f"torch_{pid}_" for pid in pids if _status(pid) is None]
+
+
+def remove_memory(*prefixes: str) -> None:
     """Take away the names in /dev/shm that begin so, also of semaphores. To be called when nobody is left who could
     make another."""
+    beginnings = (*prefixes, *(SEMAPHORE + prefix for prefix in prefixes))
     try:
-        names = [name for name in os.listdir(SHARED_MEMORY) if name.startswith((prefix, SEMAPHORE + prefix))]
+        names = [name for name in os.listdir(SHARED_MEMORY) if name.startswith(beginnings)]
     except FileNotFoundError:  # this machine has no /dev/shm
         return
     for name in names:
@@ -143,7 +150,7 @@ def main(mark: str, events: str) -> None:
             break  # half a pid would be another process's
         (leaders.add if line[0] == "+" else leaders.discard)(int(line[1:]))
     killed = kill_all(mark, leaders)
-    remove_memory(memory_prefix(mark.partition("=")[2]))
+    remove_memory(memory_prefix(mark.partition("=")[2]), *torch_prefixes(killed | leaders))
     _note(events, killed)
 
 

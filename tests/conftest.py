@@ -33,12 +33,12 @@ def open_what_stays_open() -> None:
 open_what_stays_open()
 
 
-def computes_on_a_gpu(config: pytest.Config) -> bool:
+def computes_on_a_gpu(session: pytest.Session) -> bool:
     """CUDA and NCCL keep pipes and sockets from their first use on, for a process's whole life, and leave names in
     /dev/shm when a process is killed, be it another worker's."""
     torch = sys.modules.get("torch")
     initialised = torch is not None and bool(torch.cuda.is_initialized())
-    return initialised or "gpu" in config.getoption("markexpr").replace("not gpu", "")
+    return initialised or any(item.get_closest_marker("gpu") for item in session.items)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,7 +47,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     before = Snapshot.take()
     yield
     leaks = before.leaks()
-    if computes_on_a_gpu(request.config):
+    if computes_on_a_gpu(request.session):
         leaks = [leak for leak in leaks if leak.startswith("process")]
     if leaks:
         pytest.fail(f"{request.node.name} left behind: " + "; ".join(leaks), pytrace=False)

@@ -23,7 +23,11 @@ def eventually(look: Callable[[], T], what: str, *, within_s: float = 10.0) -> T
 
 
 def stop(pid: int) -> None:
-    """Send SIGSTOP, and come back when it stands: until then it may answer once more, and dies of a SIGTERM."""
+    """Send SIGSTOP, and come back when all its threads stand: until then it may answer once more, and dies of a
+    SIGTERM."""
     os.kill(pid, signal.SIGSTOP)
-    stat = Path(f"/proc/{pid}/stat")
-    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", f"the stop of process {pid}")
+    eventually(lambda: set(map(_state, Path(f"/proc/{pid}/task").iterdir())) == {"T"}, f"the stop of process {pid}")
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]

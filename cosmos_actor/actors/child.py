@@ -87,6 +87,8 @@ class ChildProcess:
             self._close_input()
             raise
         self.pid = self._popen.pid
+        self._group = {self.pid}
+        """And who was there when the leader ended."""
         self._pidfd: int | None = os.pidfd_open(self.pid)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._pidfd, self._leader_ended)
@@ -116,7 +118,7 @@ class ChildProcess:
         """End whatever of this life is left, in whatever session, and its files in /dev/shm; the pids it was."""
         killed = await asyncio.to_thread(keeper.kill_all, f"{death.INCARNATION}={self.incarnation}")
         await asyncio.to_thread(
-            lambda: keeper.remove_memory(self._memory, *keeper.torch_prefixes({self.pid, *killed})))
+            lambda: keeper.remove_memory(self._memory, *keeper.torch_prefixes({*self._group, *killed})))
         return killed
 
     def explain(self, *, asked: bool, killed_because: str | None, out_of_memory: bool) -> ExitReason:
@@ -136,6 +138,7 @@ class ChildProcess:
             self._input.close()
 
     def _leader_ended(self) -> None:
+        self._group |= keeper.belonging(f"{death.INCARNATION}={self.incarnation}", [self.pid])
         self.kill()
         self._popen.wait()
         self.abandon()

@@ -34,7 +34,7 @@ def engine_disagreements(settings: Any) -> Iterator[str]:
         yield "rollout.engine = \"vllm\" wants a process of its own: run.grouping = \"per_role\""
     if adapter and rollout.device == "cuda" and settings.policy.publish_dtype == "float32":
         yield ("rollout.device = \"cuda\" with rollout.engine = \"vllm\" takes adapters of policy.publish_dtype = "
-               "\"bfloat16\", or policy.lora.publish = \"merged\"")
+               "\"bfloat16\" or \"float16\", or policy.lora.publish = \"merged\"")
     if adapter and rollout.tensor_parallel > 1:
         yield ("rollout.tensor_parallel > 1 takes no adapter alone: policy.lora.publish = \"merged\", or "
                "rollout.tensor_parallel = 1")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 PIECE_BYTES = 64 << 20
 """A millisecond of the wire's: the first piece, which nothing overlaps, costs no more."""
 THREADS = 8
-"""Together they fill a piece about as fast as it leaves."""
+"""Together they fill a piece in two or three times what it takes to leave (16 cores), one alone in five."""
 ALIGNED_BYTES = 16
 """Where each tensor begins in a piece."""
 
@@ -36,11 +37,22 @@ class Part(NamedTuple):
 
 @torch.inference_mode()
 def copy_to_device(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    """Each of `sources`, on the host, into its target, which is contiguous and of the same dtype and shape, all on one
-    device. Returns when all has arrived."""
+    """Each of `sources`, on the host, into its target, all on one device. Returns when all has arrived.
+
+    Raises ValueError, before the first byte, for a target of another dtype or shape, or that is not contiguous.
+    """
+    for source, target in zip(sources, targets, strict=True):
+        if (source.dtype, source.shape) != (target.dtype, target.shape) or not target.is_contiguous():
+            raise ValueError(f"{source.dtype} {list(source.shape)} does not go into {target.dtype} "
+                             f"{list(target.shape)} with strides {target.stride()}")
     if not sources:
         return
     device = targets[0].device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        _copy(sources, targets, device)
+
+
+def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], device: torch.device) -> None:
     pieces = [_Piece(device) for _ in range(2)]
     read, written = [_bytes_of(one).numpy() for one in sources], [_bytes_of(one) for one in targets]
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "to-device") as threads:

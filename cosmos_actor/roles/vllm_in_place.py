@@ -103,5 +103,5 @@ def _ends(found: Iterable[Place]) -> list[Place]:
 
 def _settle(rows: Mapping[str, torch.Tensor]) -> None:
     """Wait for the device: vLLM may compute on a stream of its own."""
-    if any(one.device.type == "cuda" for one in rows.values()):
-        torch.cuda.synchronize()
+    for device in {one.device for one in rows.values() if one.device.type == "cuda"}:
+        torch.cuda.synchronize(device)

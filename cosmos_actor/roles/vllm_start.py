@@ -109,8 +109,8 @@ def check(wanted: Start, device: str) -> None:
         raise BadValue(f"rollout.quantization = \"{wanted.quantization}\" needs vLLM's GPU build, and rollout.python "
                        "has the CPU build; rollout.engine = \"torch\" rounds alike", setting="rollout.quantization")
     if device == CUDA and wanted.lora_rank and wanted.dtype == "float32":
-        raise BadValue("vLLM's kernels for adapters on GPUs take bfloat16: policy.publish_dtype = \"bfloat16\", or "
-                       "policy.lora.publish = \"merged\"", setting="policy.publish_dtype")
+        raise BadValue("vLLM's kernels for adapters on GPUs take 16 bits: policy.publish_dtype = \"bfloat16\" or "
+                       "\"float16\", or policy.lora.publish = \"merged\"", setting="policy.publish_dtype")
 
 
 def arguments(wanted: Start, device: str) -> dict[str, Any]:

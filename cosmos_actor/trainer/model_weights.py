@@ -8,7 +8,7 @@ weights are the adapter's, and the digest of its base; see `adapter`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,12 +20,13 @@ from cosmos_actor.weight_plane.flat import FlatTensors
 
 BUCKET_BYTES = 256 << 20
 # As much again is needed on the device while a bucket is gathered.
+Name = TypeVar("Name", str, int)
 NAMES_SHOWN = 10
 # Of those that do not fit: a model has hundreds, and the first few say which one it is.
 
 
 class WeightsDoNotFit(ValueError):
-    """A name, shape or dtype of the weights offered is not the model's; nothing was written."""
+    """A name, shape or dtype of the weights offered is not the model's, or a number not finite; nothing was written."""
 
 
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -60,8 +61,7 @@ def _copied(bucket: list[tuple[str, torch.Tensor]]) -> dict[str, np.ndarray]:
 
 
 def weights_digest_of(module: torch.nn.Module) -> str:
-    """The digest of the tensors that the module computes with, computed where they are: on a GPU in a pass for many of
-    them, and with `device_digest.SCRATCH_BYTES` of its memory."""
+    """The digest of the tensors that the module computes with, computed where they are."""
     return weights_digest_on(named_tensors(module))
 
 
@@ -74,7 +74,8 @@ def load_whole(module: torch.nn.Module, tensors: Mapping[str, Any]) -> None:
 
 def fitting(own: Mapping[str, torch.Tensor], tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """`tensors`, arrays or torch's on any device, as `own`'s kind, by name; none of these is moved or copied, and a
-    flat's stay its. own: a module's, which may be on the meta device. Raises WeightsDoNotFit."""
+    flat's stay its. own: a module's, which may be on the meta device. Raises WeightsDoNotFit, also for numbers that are
+    not finite: float16, for one, ends at 65504."""
     _check_names(set(own), set(tensors))
     offered = {name: _as_tensor(array, own[name].dtype) for name, array in tensors.items()}
     _check_kinds(own, offered)
@@ -82,7 +83,11 @@ def fitting(own: Mapping[str, torch.Tensor], tensors: Mapping[str, Any]) -> dict
         theirs, ours = (bytes(digest.cpu().numpy()).hex()[:16] for digest in (offered[BASE_DIGEST], own[BASE_DIGEST]))
         raise WeightsDoNotFit(f"the adapter is for a base with digest {theirs}, the base here has {ours}: policy.model "
                               "is not the same files everywhere")
-    return FlatTensors(tensors.flat, offered) if isinstance(tensors, FlatTensors) else offered
+    offered = FlatTensors(tensors.flat, offered) if isinstance(tensors, FlatTensors) else offered
+    wrong = first_not_finite(offered)
+    if wrong:
+        raise WeightsDoNotFit(f"{wrong} has numbers that are not finite")
+    return offered
 
 
 def _check_names(own: set[str], offered: set[str]) -> None:
@@ -114,3 +119,24 @@ def _as_tensor(array: np.ndarray | torch.Tensor, dtype: torch.dtype) -> torch.Te
         source = np.array(array) if not array.flags.writeable else array
         tensor = torch.from_numpy(np.ascontiguousarray(source)).reshape(array.shape)
     return tensor.view(torch.bfloat16) if (dtype, tensor.dtype) == (torch.bfloat16, torch.uint16) else tensor
+
+
+def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The first of `tensors` with a number that is not finite; empty: there is none. A device is waited for once."""
+    if isinstance(tensors, FlatTensors) and not _not_finite(dict(enumerate(tensors.flat.runs()))):
+        return ""
+    return next(iter(_not_finite(tensors)), "")
+
+
+def _not_finite(tensors: Mapping[Name, torch.Tensor]) -> list[Name]:
+    """Whose numbers are not all finite, in order."""
+    floats = {name: one for name, one in tensors.items() if one.is_floating_point() and one.numel()}
+    # The least and the largest tell, at a tenth of the time of looking at each.
+    ends = [torch.stack(torch.aminmax(one)).isfinite().all() for one in floats.values()]
+    devices: dict[torch.device, list[int]] = {}
+    for number, end in enumerate(ends):
+        devices.setdefault(end.device, []).append(number)
+    wrong = {number for numbers in devices.values()
+             for number, right in zip(numbers, torch.stack([ends[number] for number in numbers]).tolist(), strict=True)
+             if not right}
+    return [name for number, name in enumerate(floats) if number in wrong]

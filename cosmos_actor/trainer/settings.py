@@ -108,7 +108,7 @@ class TrainerSettings(Settings):
     seed: int = setting(0, "initial weights of a tiny model and of an adapter", ge=0, le=(1 << 63) - 1)
     dtype: Literal["float32", "bfloat16"] = setting("float32", "arithmetic of the forward pass; weights stay float32")
     publish_dtype: Literal["float32", "bfloat16", "float16"] = setting(
-        "float32", "what engines receive and hold; float16 is eight times as fine as bfloat16, up to 65504")
+        "float32", "what engines receive and hold; float16 is eight times as fine as bfloat16 from 6e-5 to 65504")
     device: str = setting("auto", "cpu, cuda, or auto for a GPU where there is one")
     ranks: int = setting(1, "processes that share the model through FSDP2", ge=1)
     threads: int = setting(1, "threads of one rank; sums depend on it, so it is fixed", ge=1, resumable=False)

@@ -66,6 +66,8 @@ def sum_scattered(places: tuple[tuple[int, int], ...], keys: torch.Tensor, sums:
         addresses, counts = _table(keys.device, places)
         _sum_scattered[(triton.cdiv(len(sums), ROWS),)](addresses, counts, keys, sums, len(sums), BLOCK=BLOCK_WORDS,
                                                         ROWS=ROWS, WIDTH=WIDTH, num_warps=WARPS)
+        for one in (addresses, counts):  # another thread may push them out of the cache meanwhile
+            one.record_stream(torch.cuda.current_stream())
 
 
 @lru_cache(maxsize=4)

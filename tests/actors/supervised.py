@@ -29,9 +29,11 @@ held = get_context("spawn").Lock()
 lock = held._semlock.name
 resource_tracker.unregister(made._name, "shared_memory")  # it might live long enough to take the names away itself
 resource_tracker.unregister(lock, "semaphore")
-import os
-counts = f"torch_{os.getpid()}_2686888608_0"  # as torch calls what it counts its CUDA handles in
-open("/dev/shm/" + counts, "w").close()
+import os, subprocess, sys
+# as torch calls what it counts its CUDA handles in
+counting = "import os, time; name = f'torch_{os.getpid()}_2686888608_0'; open('/dev/shm/' + name, 'w').close(); "
+counting += "print(name, flush=True); time.sleep(600)"
+counts = subprocess.Popen([sys.executable, "-c", counting], stdout=subprocess.PIPE, text=True).stdout.readline().strip()
 print("here", made.name, "sem." + lock[1:], counts, flush=True); import time; time.sleep(600)
 """
 

@@ -47,3 +47,12 @@ def test_what_arrives_is_what_was_sent(monkeypatch: pytest.MonkeyPatch, piece_by
         assert torch.equal(one, target.cpu())
     assert table[:20].eq(7).all() and table[70:].eq(7).all()
     copy_to_device([], [])
+
+
+@pytest.mark.parametrize("target", [torch.zeros(3, 4).T, torch.zeros(4, 4), torch.zeros(4, 3, dtype=torch.bfloat16)],
+                         ids=["strided", "shape", "dtype"])
+def test_a_target_that_bytes_can_not_be_copied_into_is_refused_before_the_first(target: torch.Tensor) -> None:
+    first = torch.zeros(2)
+    with pytest.raises(ValueError, match="does not go into"):
+        copy_to_device([torch.ones(2), torch.ones(4, 3)], [first, target])
+    assert not first.any() and not target.any()

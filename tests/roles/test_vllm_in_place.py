@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_actor.roles.newer_weights import first_not_finite
 from cosmos_actor.roles.vllm_in_place import InPlace
 from cosmos_actor.roles.vllm_weights import NotFoundInVllm, Place, TwoMatrices, locate
+from cosmos_actor.trainer.model_weights import first_not_finite
 from cosmos_actor.weight_plane.device_digest import array_of, dtype_name, tensor_digest_on, weights_digest_on
 from cosmos_actor.weight_plane.digest import weights_digest
 from cosmos_actor.weight_plane.flat import Flat, digest_offered

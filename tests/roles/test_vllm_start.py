@@ -70,7 +70,7 @@ def test_what_only_the_other_build_does_is_refused_when_it_is_seen_which_one_is_
     check(wanted(lora_rank=4), "cpu")
     with pytest.raises(BadValue, match="needs vLLM's GPU build"):
         check(wanted(quantization="fp8"), "cpu")
-    with pytest.raises(BadValue, match="take bfloat16"):
+    with pytest.raises(BadValue, match="take 16 bits"):
         check(wanted(lora_rank=4), "cuda")
 
 

@@ -19,12 +19,14 @@ import numpy as np
 from cosmos_actor.bus.bulk.ref import BulkRef, storage_dtype
 from cosmos_actor.bus.bulk.settings import BulkSettings
 from cosmos_actor.bus.errors import BusError, DeadlineExceeded
+from cosmos_actor.weight_plane.transports.interface import TransportLost
 from cosmos_actor.weight_plane.transports.outcome import Outcome
 from cosmos_actor.weight_plane.transports.raw_connection import RawConnection
 
 if TYPE_CHECKING:
     import torch
 
+CLOSED = "the reader is closed"
 CLOSE_WITHIN_S = 2.0
 """For a thread to end: one that is in the midst of something of torch's when the interpreter ends takes it down."""
 IDLE_S = 60.0
@@ -59,6 +61,8 @@ class Asker(ABC):
 
     def __init__(self, address: str, overdue_s: float) -> None:
         self.wishes: queue.SimpleQueue[Wish | None] = queue.SimpleQueue()
+        self.asked: set[Wish] = set()
+        """Whose outcome is waited for."""
         self.doing = "not begun"
         self._address, self._overdue_s = address, overdue_s
         self._connection: RawConnection | None = None
@@ -74,7 +78,7 @@ class Asker(ABC):
             return not self._over
 
     def leave(self) -> None:
-        """End as soon as it can; a wait on the connection ends now."""
+        """End as soon as it can; a wait on a connection that is made ends now."""
         with self._lock:
             self._over = True
         self.wishes.put(None)
@@ -94,7 +98,7 @@ class Asker(ABC):
         self.doing = f"{self._address} was dialled"
         self._connection = RawConnection(self._address, self._overdue_s)
         if self._over:  # It found no connection to close.
-            raise ConnectionError("the reader is closed")
+            raise ConnectionError(CLOSED)
         return self._connection
 
     def drop(self) -> None:
@@ -104,14 +108,22 @@ class Asker(ABC):
         self._connection = None
 
     def _run(self) -> None:
-        while (first := self._next()) is not None:
-            batch = [first]
-            while len(batch) < self.asked_ahead and (more := self._one_more()) is not None:
-                batch.append(more)
-            self.fulfil([wish for wish in batch if not wish.ended])
-            with self._lock:
-                self._due -= len(batch)
+        while self._round():
+            pass
         self.drop()
+
+    def _round(self) -> bool:
+        """Nothing of it is kept while the next one is waited for: targets are memory of a whole version."""
+        first = self._next()
+        if first is None:
+            return False
+        batch = [first]
+        while len(batch) < self.asked_ahead and (more := self._one_more()) is not None:
+            batch.append(more)
+        self.fulfil([wish for wish in batch if not wish.ended])
+        with self._lock:
+            self._due -= len(batch)
+        return True
 
     def _next(self) -> Wish | None:
         idle_since = time.monotonic()
@@ -193,11 +205,13 @@ class AskingTransport(ABC):
             asker.take_on()
             asker.thread.start()
         wish = Wish(ref, target)
+        asker.asked.add(wish)
         asker.wishes.put(wish)
         try:
             if await wish.outcome.wait(deadline_s):
                 return wish.outcome.take()
         finally:
+            asker.asked.discard(wish)
             wish.ended = True
             wish.outcome.leave()
         self._askers.pop(ref.address, None)
@@ -206,10 +220,12 @@ class AskingTransport(ABC):
                                setting="weights.deadline_s")
 
     def close(self) -> None:
-        """End the threads; within CLOSE_WITHIN_S."""
+        """End the threads, and tell who waits; within CLOSE_WITHIN_S."""
         for asker in self._askers.values():
             asker.leave()
         until = time.monotonic() + CLOSE_WITHIN_S
         for asker in self._askers.values():
             asker.thread.join(max(0.0, until - time.monotonic()))
+            for wish in tuple(asker.asked):  # The thread may still dial.
+                wish.tell(TransportLost(f"{wish.ref} did not come: {CLOSED}", peer=wish.ref.owner, channel="weights"))
         self._askers.clear()

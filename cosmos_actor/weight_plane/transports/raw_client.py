@@ -142,8 +142,9 @@ class RawClient:
         for lane in lanes:
             lane.source.wanted.put(None)
             lane.hang_up()
+        until = time.monotonic() + STOP_WITHIN_S
         for lane in lanes:
-            lane.join(STOP_WITHIN_S)
+            lane.join(max(0.0, until - time.monotonic()))
             lane.tell(BulkGone(CLOSED))  # It may still dial.
         for source in sources:
             self.fail_all(source, BulkGone(CLOSED))

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from cosmos_actor.weight_plane.transports import raw_wire as wire
 from cosmos_actor.weight_plane.transports.interface import TransportLost
 from cosmos_actor.weight_plane.transports.raw_connection import RawConnection
 from cosmos_actor.weight_plane.transports.reader import TransportReader
+from tests.waiting import eventually
 from tests.weight_plane.transports.tools import QUICK
 
 torch = pytest.importorskip("torch")
@@ -33,6 +35,7 @@ from .models import torch_model  # noqa: E402
 from .tools import DevicePublisherProcess, Puller  # noqa: E402
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+PATIENT = replace(QUICK, overdue_s=20.0)
 WAYS = {
     "gloo": ("cpu", lambda: PairTransport(QUICK, "gloo")),
     "mapped": ("cpu", lambda: MappedTransport(QUICK, "cpu")),
@@ -160,6 +163,37 @@ def test_a_bucket_that_is_gone_takes_none_of_those_asked_for_with_it_along(popen
         for target in targets:
             target.zero_()
         transport._askers[manifest.buckets[0].address]._connection.socket.shutdown(socket.SHUT_RDWR)
+    transport.close()
+
+
+@pytest.mark.parametrize("made", [lambda: MappedTransport(PATIENT, "cpu"), lambda: PairTransport(PATIENT, "gloo")],
+                         ids=["mapped", "gloo"])
+def test_a_transport_that_closes_while_it_dials_tells_who_waits_and_keeps_no_memory_of_theirs(popen, made):
+    ref = max(DevicePublisherProcess(popen).publish(1).buckets, key=lambda ref: ref.nbytes)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ref = replace(ref, address=f"raw://127.0.0.1:{silent.getsockname()[1]}")
+
+        async def close_under_it():
+            transport, target = made(), torch.zeros(ref.nbytes, dtype=torch.uint8)
+            task = asyncio.ensure_future(transport.fetch_into(ref, target, deadline_s=60.0))
+            await asyncio.sleep(0.2)
+            begun = time.monotonic()
+            await asyncio.to_thread(transport.close)
+            with pytest.raises(TransportLost, match="the reader is closed"):
+                await task
+            assert time.monotonic() - begun < 4.0
+
+        asyncio.run(close_under_it())
+
+
+def test_an_asker_with_nothing_to_do_keeps_no_target(popen):
+    publisher, transport = DevicePublisherProcess(popen), MappedTransport(QUICK, "cpu")
+    ref = max(publisher.publish(1).buckets, key=lambda ref: ref.nbytes)
+    target = torch.zeros(ref.nbytes, dtype=torch.uint8)
+    kept = weakref.ref(target)
+    asyncio.run(transport.fetch_into(ref, target, deadline_s=20.0))
+    del target
+    eventually(lambda: kept() is None, "the end of the target", within_s=5.0)
     transport.close()
 
 

@@ -400,8 +400,9 @@ def test_a_client_that_closes_tells_who_waits_for_a_connection(monkeypatch, wher
             time.sleep(0.5)
 
     monkeypatch.setattr(raw_client_module, "RawConnection", Slow)
-    with store(BUDGET) as made, raw_client(replace(QUICK, overdue_s=20.0)) as client, contextlib.ExitStack() as stack:
-        ref = made.try_put(pattern(MIB), holder="a")
+    patient, took = replace(QUICK, overdue_s=20.0), 0.0
+    with store(BUDGET) as made, raw_client(patient, streams=4) as client, contextlib.ExitStack() as stack:
+        ref = made.try_put(pattern(16 * MIB), holder="a")
         if where == "dialling":
             address = stack.enter_context(misbehaving(ref, lambda made, ask, challenge: True))
         else:
@@ -411,11 +412,15 @@ def test_a_client_that_closes_tells_who_waits_for_a_connection(monkeypatch, wher
         async def close_under_it():
             task = asyncio.ensure_future(client.fetch(elsewhere(ref, address=address), deadline_s=DEADLINE_S))
             await asyncio.to_thread(dialled.wait, 10)
+            nonlocal took
+            begun = time.monotonic()
             await asyncio.to_thread(client.close)
+            took = time.monotonic() - begun
             await asyncio.wait_for(task, 2.0)
 
         with pytest.raises(BulkGone, match="the reader is closed"):
             asyncio.run(close_under_it())
+        assert took < 2.0, "one after the other the four lanes take four times as long"
 
 
 def test_a_client_that_closes_tells_who_waits():

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 
 class Worker(Protocol):
-    """Runs one piece of compute at a time, in the order of asking."""
+    """Runs one piece of compute at a time, in the order of asking. What is asked of it once it is closed is cancelled,
+    as what waits then is: an error would be an answer, and whoever asked would take it for the work's."""
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
@@ -19,11 +20,16 @@ class Worker(Protocol):
 class InlineWorker:
     """Computes on the loop's own thread: nothing else moves meanwhile, and a debugger sees one stack."""
 
+    def __init__(self) -> None:
+        self._closed = False
+
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._closed:
+            raise asyncio.CancelledError
         return function(*arguments)
 
     def close(self) -> None:
-        pass
+        self._closed = True
 
 
 class ThreadWorker:
@@ -31,9 +37,13 @@ class ThreadWorker:
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._closed = False
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._closed:
+            raise asyncio.CancelledError
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
     def close(self) -> None:
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -11,10 +11,10 @@ from cosmos_actor.actors import runtime as module
 from cosmos_actor.actors.loading import load_object
 from cosmos_actor.actors.role import Role, follows, handles
 from cosmos_actor.actors.runtime import HeadLost
-from cosmos_actor.actors.worker import ThreadWorker
+from cosmos_actor.actors.worker import InlineWorker, ThreadWorker
 from cosmos_actor.bus import PeerRefused, RemoteError
 from cosmos_actor.job.roles import CONTROL_CLASSES, STATEFUL
-from tests.actors.small_cluster import BrokenRole, EchoRole, Question, SmallCluster, with_cluster
+from tests.actors.small_cluster import Answer, BrokenRole, EchoRole, Question, SmallCluster, with_cluster
 
 
 def member(cluster: SmallCluster, actor: str):
@@ -179,5 +179,37 @@ def test_a_setup_that_panics_ends_the_actor_with_that_reason():
         runtime = await cluster.add("echo-0", PanickingRole, worker=ThreadWorker("test"))
         with pytest.raises(Exception, match="setup: LibraryPanic: deep inside"):
             await asyncio.wait_for(runtime.until_stopped(), 10.0)
+
+    with_cluster(test)
+
+
+@pytest.mark.parametrize("worker", [lambda: ThreadWorker("ending"), InlineWorker], ids=["thread", "inline"])
+def test_work_that_comes_to_an_actor_whose_worker_is_closed_goes_to_the_next_one(worker):
+    """An answer of any kind would be taken for the work's: the job ended with the error of a closed pool."""
+    class PlainRole(EchoRole):
+        @handles(Question)
+        def answer(self, question: Question) -> Answer:
+            return Answer(question.number, self.context.identity.actor)
+
+    async def test(cluster: SmallCluster) -> None:
+        ending = await cluster.add("echo-0", PlainRole, worker=worker())
+        await until(lambda: member(cluster, "echo-0").ready)
+        close_bus, closes = ending.bus.close, asyncio.Event()
+
+        async def later(**options) -> None:
+            await closes.wait()
+            await close_bus(**options)
+
+        ending.bus.close = later
+        closing = asyncio.create_task(ending.close())
+        await asyncio.sleep(0.1)
+        asked = asyncio.create_task(cluster.fleet.submit("echo", Question(3), deadline_s=10.0, what="an answer"))
+        await asyncio.sleep(0.1)
+        assert not asked.done()
+        await cluster.add("echo-1", PlainRole)
+        closes.set()
+        await closing
+        del cluster.actors["echo-0"]
+        assert (await asked).actor == "echo-1" and cluster.fleet.redelivered["echo"] == 1
 
     with_cluster(test)

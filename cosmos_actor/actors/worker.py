@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 
 class Worker(Protocol):
-    """Runs one piece of compute at a time, in the order of asking. What is asked of it once it is closed is cancelled,
-    as what waits then is: an error would be an answer, and whoever asked would take it for the work's."""
+    """Runs one piece of compute at a time, in the order of asking."""
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
@@ -20,20 +19,19 @@ class Worker(Protocol):
 class InlineWorker:
     """Computes on the loop's own thread: nothing else moves meanwhile, and a debugger sees one stack."""
 
-    def __init__(self) -> None:
-        self._closed = False
-
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._closed:
-            raise asyncio.CancelledError
         return function(*arguments)
 
     def close(self) -> None:
-        self._closed = True
+        pass
 
 
 class ThreadWorker:
-    """Computes in one thread, so that messages, heartbeats and a stop are served during a long computation."""
+    """Computes in one thread, so that messages, heartbeats and a stop are served during a long computation.
+
+    What is asked of it once it is closed is cancelled, as what waits then is: an error would be an answer, and whoever
+    asked would take it for the work's.
+    """
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)

@@ -11,7 +11,7 @@ from cosmos_actor.actors import runtime as module
 from cosmos_actor.actors.loading import load_object
 from cosmos_actor.actors.role import Role, follows, handles
 from cosmos_actor.actors.runtime import HeadLost
-from cosmos_actor.actors.worker import InlineWorker, ThreadWorker
+from cosmos_actor.actors.worker import ThreadWorker
 from cosmos_actor.bus import PeerRefused, RemoteError
 from cosmos_actor.job.roles import CONTROL_CLASSES, STATEFUL
 from tests.actors.small_cluster import Answer, BrokenRole, EchoRole, Question, SmallCluster, with_cluster
@@ -183,8 +183,7 @@ def test_a_setup_that_panics_ends_the_actor_with_that_reason():
     with_cluster(test)
 
 
-@pytest.mark.parametrize("worker", [lambda: ThreadWorker("ending"), InlineWorker], ids=["thread", "inline"])
-def test_work_that_comes_to_an_actor_whose_worker_is_closed_goes_to_the_next_one(worker):
+def test_work_that_comes_to_an_actor_whose_worker_is_closed_goes_to_the_next_one():
     """An answer of any kind would be taken for the work's: the job ended with the error of a closed pool."""
     class PlainRole(EchoRole):
         @handles(Question)
@@ -192,7 +191,7 @@ def test_work_that_comes_to_an_actor_whose_worker_is_closed_goes_to_the_next_one
             return Answer(question.number, self.context.identity.actor)
 
     async def test(cluster: SmallCluster) -> None:
-        ending = await cluster.add("echo-0", PlainRole, worker=worker())
+        ending = await cluster.add("echo-0", PlainRole, worker=ThreadWorker("ending"))
         await until(lambda: member(cluster, "echo-0").ready)
         close_bus, closes = ending.bus.close, asyncio.Event()
 

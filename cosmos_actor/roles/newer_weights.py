@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from cosmos_actor.roles.engine import HeldWeights, StaleWeights, WeightsRefused, WeightsSpoiled
-from cosmos_actor.trainer.model_weights import WeightsDoNotFit, fitting, named_tensors, weights_digest_of
-from cosmos_actor.weight_plane.device_digest import copy_all
+from cosmos_actor.trainer.model_weights import WeightsDoNotFit, load_whole, weights_digest_of
 from cosmos_actor.weight_plane.flat import digest_offered
 
 
@@ -21,9 +21,8 @@ def load_newer(model: torch.nn.Module, held: HeldWeights, tensors: Mapping[str, 
     WeightsSpoiled or WeightsRefused; the model is then as before.
     """
     check_offer(held, tensors, version, digest)
-    own = named_tensors(model)
-    ready = usable(own, tensors, version)
-    copy_all([own[name] for name in ready], list(ready.values()))
+    with unfit_is_refused(version):
+        load_whole(model, tensors)
     return HeldWeights(version, weights_digest_of(model))
 
 
@@ -36,9 +35,10 @@ def check_offer(held: HeldWeights, tensors: Mapping[str, Any], version: int, dig
         raise WeightsSpoiled(f"version {version} has digest {offered[:16]}, its manifest says {digest[:16]}")
 
 
-def usable(own: Mapping[str, torch.Tensor], tensors: Mapping[str, Any], version: int) -> dict[str, torch.Tensor]:
-    """See `fitting`. Raises WeightsRefused."""
+@contextmanager
+def unfit_is_refused(version: int) -> Iterator[None]:
+    """WeightsDoNotFit becomes WeightsRefused, which names the version."""
     try:
-        return fitting(own, tensors)
+        yield
     except WeightsDoNotFit as error:
         raise WeightsRefused(f"version {version}: {error}") from error

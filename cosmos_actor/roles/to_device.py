@@ -20,7 +20,7 @@ import torch
 
 PIECE_BYTES = 64 << 20
 """A millisecond of the wire's: the first piece, which nothing overlaps, costs no more."""
-THREADS = 8
+THREADS = min(8, os.cpu_count() or 1)
 """Together they fill a piece in two or three times what it takes to leave (16 cores), one alone in five."""
 ALIGNED_BYTES = 16
 """Where each tensor begins in a piece."""
@@ -55,7 +55,7 @@ def copy_to_device(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tens
 def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], device: torch.device) -> None:
     pieces = [_Piece(device) for _ in range(2)]
     read, written = [_bytes_of(one).numpy() for one in sources], [_bytes_of(one) for one in targets]
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "to-device") as threads:
+    with ThreadPoolExecutor(THREADS, "to-device") as threads:
         for number, parts in enumerate(cut([one.nbytes for one in sources], PIECE_BYTES)):
             pieces[number % 2].bring(parts, read, written, threads)
         for piece in pieces:
@@ -94,7 +94,7 @@ class _Piece:
               threads: ThreadPoolExecutor) -> None:
         self.wait()
         end = parts[-1].at + parts[-1].end - parts[-1].begin
-        share = -(-end // min(THREADS, os.cpu_count() or 1))
+        share = -(-end // THREADS)
 
         def fill(first: int) -> None:
             for part in parts:

@@ -37,7 +37,7 @@ from cosmos_actor.roles.engine import (
     generate,
 )
 from cosmos_actor.roles.engines import vllm_can_not, vllm_logprobs_mode
-from cosmos_actor.roles.newer_weights import check_offer, usable
+from cosmos_actor.roles.newer_weights import check_offer, unfit_is_refused
 from cosmos_actor.roles.sampling import SamplingSettings
 from cosmos_actor.roles.tokenizer import load_tokenizer
 from cosmos_actor.roles.vllm_adapters import Adapters, adapter_request
@@ -50,7 +50,7 @@ from cosmos_actor.roles.vllm_start import CPU, Start, reason, start
 from cosmos_actor.roles.vllm_steps import Flights
 from cosmos_actor.roles.vllm_versions import version_setter
 from cosmos_actor.roles.vllm_weights import NotFoundInVllm, locate, places
-from cosmos_actor.trainer.model_weights import named_tensors
+from cosmos_actor.trainer.model_weights import fitting, named_tensors
 from cosmos_actor.trainer.models import skeleton, use_threads
 from cosmos_actor.trainer.settings import TrainerSettings
 
@@ -150,7 +150,8 @@ class VllmEngine:
         self._awake.need(WEIGHTS)
         check_offer(self.held, tensors, version, digest)
         check_nothing_in_flight(self)
-        offered = usable(self._own, tensors, version)
+        with unfit_is_refused(version):
+            offered = fitting(self._own, tensors)
         before, self.held = self.held, NOTHING
         try:
             held = HeldWeights(version, self._loader.load(offered, version, digest))
